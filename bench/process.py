@@ -69,6 +69,20 @@ def most_resident_mb(pid: int) -> float:
     return _status_mb(pid, "VmHWM")
 
 
+def descriptors(pid: int) -> float:
+    """How many files, connections among them, are open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def threads(pid: int) -> float:
+    """How many threads there are."""
+    return _status(pid, "Threads")
+
+
 def _status_mb(pid: int, field: str) -> float:
-    [kib] = re.findall(rf"^{field}:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    return int(kib) * 1024 / 1e6
+    return _status(pid, field) * 1024 / 1e6
+
+
+def _status(pid: int, field: str) -> int:
+    [found] = re.findall(rf"^{field}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(found)

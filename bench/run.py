@@ -12,9 +12,11 @@ from pathlib import Path
 import click
 from bench import (
     changelog,
+    checkpointing,
     control_plane,
     enrichment,
     failover,
+    followers,
     growth,
     hop,
     kafka,
@@ -62,12 +64,17 @@ COMPARISONS = (
     Comparison("failover", failover.failover),
     Comparison("restart", restart.restart),
     Comparison("start-up", start_up.start_up),
+    Comparison("checkpointing", checkpointing.checkpointing),
+    Comparison("followers", followers.followers, ("wrk",)),
     Comparison("memory", memory.memory),
     Comparison("relocation", relocation.relocation),
     Comparison("control-plane", control_plane.control_plane),
     Comparison("growth", growth.growth, ("wrk",)),
     Comparison("state-tap", state_tap.state_tap, ("java",)),
 )
+SOAK = "soak"
+"""Rows of ``scripts/soak``, the last of the report."""
+ORDER = (*(comparison.name for comparison in COMPARISONS), SOAK)
 
 
 @click.command(epilog="Comparisons: " + ", ".join(comparison.name for comparison in COMPARISONS))
@@ -100,16 +107,25 @@ def main(names: tuple[str, ...], rounds: int, seconds: int, again: bool) -> None
             failed[comparison.name] = why
     report = Report(date.today().isoformat(), before, versions(), rounds, seconds, found, {**skipped, **failed})
     if again:
-        newest = Report.from_json(max(_RESULTS.glob("*.json")).read_text())
-        report = newest.with_newer(report, [comparison.name for comparison in COMPARISONS])
+        report = newest_report().with_newer(report, ORDER)
     if again or not names:
-        _RESULTS.mkdir(exist_ok=True)
-        (_RESULTS / f"{report.date}.json").write_text(report.to_json())
-        (ROOT / "docs" / "performance.md").write_text(report.page())
-        if report.series:
-            (ROOT / "docs" / "growth.svg").write_text(growth_plot(report.series))
+        publish(report)
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+def newest_report() -> Report:
+    """The report that the page is written from."""
+    return Report.from_json(max(_RESULTS.glob("*.json")).read_text())
+
+
+def publish(report: Report) -> None:
+    """Write the report, its page and its plot."""
+    _RESULTS.mkdir(exist_ok=True)
+    (_RESULTS / f"{report.date}.json").write_text(report.to_json())
+    (ROOT / "docs" / "performance.md").write_text(report.page())
+    if report.series:
+        (ROOT / "docs" / "growth.svg").write_text(growth_plot(report.series))
 
 
 def _measured(comparison: Comparison, rounds: int, seconds: int) -> Sequence[Row | Series]:

@@ -9,17 +9,21 @@ the bytes that were sent so far.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import tempfile
-from typing import Any, cast
+from typing import cast
 
 import uvloop
 from bench.deployment import STORE, topology
 
+from forebay.lag import Lag
 from forebay.metadata import Generation, HostInfo, StreamsMetadataState, cluster_map
 from forebay.process_identity import IDENTITY_PATH, Identity
-from forebay.rest.documents import metadata_document, stores_document
+from forebay.rest.answers import json_body
+from forebay.rest.documents import map_answer, stores_answer
+from forebay.shapes.members import Role
+from forebay.shapes.replicas import ReplicaRow
+from forebay.shapes.status import Ceiling, MapGeneration, WorkerStatus
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec, load_topology
 
@@ -57,17 +61,17 @@ class Workers:
     def answer(self, address: str, path: str) -> bytes:
         """The body of a worker's answer."""
         if path == "/v1/status":
-            return json.dumps(self._status(self._by_host[address]), separators=(",", ":")).encode()
+            return json_body(self._status(self._by_host[address]))
         if path == IDENTITY_PATH:
             identity = Identity("worker", _APPLICATION, _process_id(self._by_host[address]), 1)
-            return json.dumps(identity.document()).encode()
+            return json_body(identity)
         if path == "/v1/stores":
-            return json.dumps(stores_document(_APPLICATION, _FINGERPRINT, [self.spec])).encode()
+            return json_body(stores_answer(_APPLICATION, _FINGERPRINT, [self.spec]))
         assert path == "/v1/metadata", path
         return self._map
 
     def _publish(self) -> None:
-        self._held: list[list[tuple[int, str]]] = [[] for _ in self.hosts]
+        self._held: list[list[tuple[int, Role]]] = [[] for _ in self.hosts]
         for partition, n in enumerate(self.active):
             self._held[n].append((partition, "active"))
             self._held[(n + 1) % len(self.hosts)].append((partition, "standby"))
@@ -81,41 +85,42 @@ class Workers:
             Generation(1, self.generation), [self.spec], parts["active"], parts["standby"], process_ids
         )
         state = StreamsMetadataState({self.spec.name: self.spec}, newest)
-        self._map = json.dumps(metadata_document(_APPLICATION, _FINGERPRINT, state)).encode()
+        self._map = json_body(map_answer(_APPLICATION, _FINGERPRINT, state))
 
-    def _status(self, n: int) -> dict[str, Any]:
+    def _status(self, n: int) -> WorkerStatus:
         self._sequence += 1
         host = str(self.hosts[n])
-        return {
-            "tier": "worker",
-            "application_id": _APPLICATION,
-            "topology": _FINGERPRINT,
-            "host": host,
-            "rack": host,
-            "process_id": _process_id(n),
-            "incarnation": 1,
-            "sequence": self._sequence,
-            "state": "member",
-            "generation": {"incarnation": 1, "generation": self.generation},
-            "storage_fault": None,
-            "ceiling": {"max_record_lag": None, "max_time_lag_ms": None, "max_age_ms": None},
-            "tasks": [
-                {
-                    "store": self.spec.name,
-                    "partition": partition,
-                    "task": f"0_{partition}",
-                    "role": role,
-                    "host": host,
-                    "offset": 1_000_000 + self._sequence,
-                    "end_offset": 1_000_000 + self._sequence,
-                    "restored": True,
-                    "record_lag": 0,
-                    "time_lag_ms": 12,
-                    "age_ms": 345,
-                }
-                for partition, role in self._held[n]
-            ],
-        }
+        return WorkerStatus(
+            application_id=_APPLICATION,
+            topology=_FINGERPRINT,
+            host=host,
+            rack=host,
+            process_id=_process_id(n),
+            incarnation=1,
+            sequence=self._sequence,
+            state="member",
+            generation=MapGeneration(1, self.generation),
+            storage_fault=None,
+            ceiling=Ceiling(None, None, None),
+            acceptable_recovery_lag=10_000,
+            tasks=[self._row(host, partition, role) for partition, role in self._held[n]],
+        )
+
+    def _row(self, host: str, partition: int, role: Role) -> ReplicaRow:
+        offset = 1_000_000 + self._sequence
+        return ReplicaRow(
+            self.spec.name,
+            partition,
+            role,
+            *Lag(0, 12, 345),
+            task=f"0_{partition}",
+            host=host,
+            offset=offset,
+            end_offset=offset,
+            high_watermark=offset,
+            open_transaction_records=0,
+            restored=True,
+        )
 
 
 def _process_id(n: int) -> str:

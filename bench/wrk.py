@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.credentials import AUTHORIZATION
+from bench.descriptors import allow_open_files
 
 SCRIPT = Path(__file__).with_name("load.lua")
 
@@ -55,7 +55,7 @@ def load(address: str, requests: Requests, *, connections: int, seconds: int) ->
         text=True,
         check=False,
         timeout=seconds + 30,
-        preexec_fn=_allow_open_files,
+        preexec_fn=allow_open_files,
     )
     if ran.returncode:
         raise LoadFailed(f"wrk ended with {ran.returncode}: {ran.stderr.strip() or ran.stdout.strip()}")
@@ -63,9 +63,3 @@ def load(address: str, requests: Requests, *, connections: int, seconds: int) ->
     if seen["refused"] or seen["broken"] or not seen["requests"]:
         raise LoadFailed(f"requests to {address}{requests.path} failed: {seen}")
     return Load(seen["requests"] / seen["microseconds"] * 1e6, seen["p50_us"] / 1e3, seen["p99_us"] / 1e3)
-
-
-def _allow_open_files() -> None:
-    """Each connection is one."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

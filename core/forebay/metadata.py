@@ -89,29 +89,6 @@ class StreamsMetadata:
     """The processes that the group knows at this address: two while one replaces another, none if the worker that
     tells it is older than this member."""
 
-    def document(self) -> dict[str, Any]:
-        """The metadata as JSON values; topic-partitions are ``[topic, partition]``."""
-        return {
-            "host": str(self.host),
-            "active_store_names": sorted(self.active_store_names),
-            "active_topic_partitions": sorted(self.active_topic_partitions),
-            "standby_store_names": sorted(self.standby_store_names),
-            "standby_topic_partitions": sorted(self.standby_topic_partitions),
-            "process_ids": sorted(self.process_ids),
-        }
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> StreamsMetadata:
-        """The inverse of ``document``."""
-        return cls(
-            HostInfo.parse(document["host"]),
-            frozenset(TopicPartition(*tp) for tp in document["active_topic_partitions"]),
-            frozenset(TopicPartition(*tp) for tp in document["standby_topic_partitions"]),
-            frozenset(document["active_store_names"]),
-            frozenset(document["standby_store_names"]),
-            frozenset(document.get("process_ids", ())),
-        )
-
 
 @dataclass(frozen=True)
 class KeyQueryMetadata:
@@ -120,14 +97,6 @@ class KeyQueryMetadata:
     active_host: HostInfo | None
     standby_hosts: tuple[HostInfo, ...]
     partition: int
-
-    def document(self) -> dict[str, Any]:
-        """The metadata as JSON values."""
-        return {
-            "active_host": None if self.active_host is None else str(self.active_host),
-            "standby_hosts": [str(host) for host in self.standby_hosts],
-            "partition": self.partition,
-        }
 
 
 @dataclass(frozen=True)
@@ -154,22 +123,6 @@ class ClusterMap:
     def process_ids(self) -> Mapping[HostInfo, frozenset[str]]:
         """The processes that the group knows at each host."""
         return {metadata.host: metadata.process_ids for metadata in self.hosts}
-
-    def document(self) -> dict[str, Any]:
-        """The map as JSON values."""
-        return {
-            "incarnation": self.generation.incarnation,
-            "generation": self.generation.number,
-            "hosts": [metadata.document() for metadata in self.hosts],
-        }
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> ClusterMap:
-        """The inverse of ``document``."""
-        return cls(
-            Generation(document["incarnation"], document["generation"]),
-            tuple(StreamsMetadata.from_document(item) for item in document["hosts"]),
-        )
 
 
 def cluster_map(

@@ -55,9 +55,9 @@ from forebay.rest.routes import (
     add_read_route,
     crashes_counted,
 )
-from forebay.rest.schemas import ROUTER_STATUS_SCHEMA
 from forebay.rest.ticket_routes import add_ticket_route
 from forebay.rest.tickets import Tickets, ticket_key_of
+from forebay.shapes.status import RouterStatus
 from forebay.timeouts import running_timeout
 from forebay_router.changes_routes import add_changes_routes
 from forebay_router.metrics import ANSWER_MS, RouterMetrics
@@ -148,7 +148,7 @@ def make_app(
     add_changes_route(app, _CHANGES_PROBLEMS, changes)
     add_changes_routes(app, router, metrics, _CHANGES_PROBLEMS)
     add_ticket_route(app, tickets, router.spec, router.limits)
-    add_document_routes(app, router, whole.status_document, ROUTER_STATUS_SCHEMA)
+    add_document_routes(app, router, whole.status, RouterStatus)
     add_console_page(app)
     add_console_routes(app, console, Bounds(ANSWER_MS, SERVED_BOUNDS), whole.samples)
     return app

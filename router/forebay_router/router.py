@@ -6,9 +6,11 @@ import itertools
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
+
+from msgspec.structs import asdict
 
 from forebay.clock import boot_ms, epoch_ms
 from forebay.console.findings import Finding
@@ -23,10 +25,12 @@ from forebay.rest.parameters import Prefer, ReadParameters
 from forebay.routing.candidates import candidates
 from forebay.routing.hedging import HedgeBudget, HedgeDelay
 from forebay.settings import RouterSettings
+from forebay.shapes.status import KnownWorker, MapGeneration, RouterProcess, RouterStatus
 from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.discovery import Discovery
 from forebay_router.cluster.seeds import Seeds
+from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.upstream.credentials import credentials_of, token_networks_of
 from forebay_router.upstream.encryption import encryption_of
 from forebay_router.upstream.opener import Opener
@@ -111,9 +115,11 @@ class Router:
             raise NotReady("The router has not reached any worker yet.", retry_after_s=1)
         return self.cluster.application_id, self.cluster.fingerprint
 
-    def replicas_document(self) -> Iterator[dict[str, Any]]:
-        """The replicas of all workers that answer, as they last reported them; their lag as of now."""
-        return self.cluster.rows()
+    def replica_rows(self, store: str | None = None) -> list[dict[str, Any]]:
+        """The replicas of all workers that answer, or those of a store, as they last reported them; their lag as
+        of now."""
+        rows = self.cluster.rows()
+        return rows if store is None else [row for row in rows if row["store"] == store]
 
     knows_all_replicas = True
 
@@ -136,34 +142,35 @@ class Router:
             detail = f"The worker {host} refuses this router's token."
             remedy = "--worker-token-file must contain a token that the workers accept."
             found.append(Finding("worker-refuses", "error", detail, remedy))
-        for rejected in self.cluster.rejected_addresses.documents():
-            detail = f"{rejected['address']} {rejected['reason']}"
+        for rejected in self.cluster.rejected_addresses.listed():
+            detail = f"{rejected.address} {rejected.reason}"
             remedy = "Correct --seeds, or what listens there."
             found.append(Finding("address-unusable", "warning", detail, remedy))
         return found
 
-    def status_document(self) -> dict[str, Any]:
-        """``GET /v1/status``: this process, and which workers it can reach."""
+    def status(self, processes: list[RouterProcess]) -> RouterStatus:
+        """``GET /v1/status``: this process, which workers it can reach, and all processes of the router."""
         generation = self.metadata.map.generation
-        return {
-            **self.identity().document(),
-            "sequence": next(self._sequence),
-            "state": self.state,
-            "generation": {"incarnation": generation.incarnation, "generation": generation.number},
-            "workers": [
-                {
-                    "host": str(host),
-                    "live": worker.live,
-                    "suspect": worker.suspect,
-                    "recovering": worker.slow_start.window is not None,
-                    "in_flight": self.pool.load(host),
-                }
-                for host, worker in sorted(self.cluster.workers.items())
-            ],
-            "rejected_addresses": self.cluster.rejected_addresses.documents(),
+        return RouterStatus(
+            **asdict(self.identity()),
+            sequence=next(self._sequence),
+            state=self.state,
+            generation=MapGeneration(generation.incarnation, generation.number),
+            workers=[self._known(worker) for _, worker in sorted(self.cluster.workers.items())],
+            rejected_addresses=self.cluster.rejected_addresses.listed(),
             # Seeds too: nothing else is known of a worker that refuses from the beginning.
-            "auth_rejected_by": [str(host) for host in sorted(self.discovery.auth_rejected_by)],
-        }
+            auth_rejected_by=[str(host) for host in sorted(self.discovery.auth_rejected_by)],
+            processes=processes,
+        )
+
+    def _known(self, worker: WorkerView) -> KnownWorker:
+        return KnownWorker(
+            host=str(worker.host),
+            live=worker.live,
+            suspect=worker.suspect,
+            recovering=worker.slow_start.window is not None,
+            in_flight=self.pool.load(worker.host),
+        )
 
     def spec(self, store: str) -> StoreSpec:
         """A store's specification; raises ``NotReady`` before any worker was reached, or ``UnknownStore``."""

@@ -60,9 +60,9 @@ from forebay.rest.routes import (
     crashes_counted,
 )
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
-from forebay.rest.schemas import WORKER_STATUS_SCHEMA
 from forebay.rest.ticket_routes import add_ticket_route
 from forebay.rest.tickets import Tickets, ticket_key_of
+from forebay.shapes.status import WorkerStatus
 from forebay_worker.changes_routes import add_changes_routes
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.processes.process_group import WorkerProcesses
@@ -129,8 +129,8 @@ def make_app(
     async def samples(store: str) -> list[StoreSample]:
         return console.history.samples(store)
 
-    async def status_document() -> dict[str, Any]:
-        return worker.status_document()
+    async def status() -> WorkerStatus:
+        return worker.status()
 
     app = make_application(
         "worker",
@@ -157,7 +157,7 @@ def make_app(
     add_changes_route(app, _CHANGES_PROBLEMS, changes, worker=True)
     add_changes_routes(app, worker, metrics, (*_CHANGES_PROBLEMS, NotHostedHere))
     add_ticket_route(app, tickets, worker.spec, worker.limits)
-    add_document_routes(app, worker, status_document, WORKER_STATUS_SCHEMA)
+    add_document_routes(app, worker, status, WorkerStatus)
     add_console_page(app)
     add_console_routes(app, console, None, samples)
     return app

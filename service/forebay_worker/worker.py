@@ -7,8 +7,9 @@ import itertools
 import logging
 import shutil
 import time
-from collections.abc import Iterator
-from typing import Any
+
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from forebay.changelog import open_changelog
 from forebay.clock import boot_ms, epoch_ms
@@ -21,6 +22,8 @@ from forebay.process_identity import Identity
 from forebay.rest.event_streams import EventStreams
 from forebay.rest.limits import Limits
 from forebay.settings import WorkerSettings
+from forebay.shapes.replicas import ReplicaRow
+from forebay.shapes.status import Ceiling, MapGeneration, WorkerStatus
 from forebay.task_ids import TaskId
 from forebay.topology import StoreSpec, load_topology
 from forebay_worker.group.assignor import AssignmentPolicy
@@ -197,32 +200,37 @@ class Worker:
         """A store's specification; raises ``UnknownStore``."""
         return self.admission.spec(store)
 
-    def replicas_document(self) -> Iterator[dict[str, Any]]:
-        """Every replica held: role, lag, the offset to apply next, and the end offset."""
-        for (store, partition), replica in sorted(self.tasks.replicas.items()):
-            role, lag = self.admission.proven_lag(replica)
-            view = replica.served.view
-            row = {
-                "store": store,
-                "partition": partition,
-                "task": str(replica.task),
-                "role": role,
-                "host": str(self.host),
-                "offset": view.progress.position,
-                "end_offset": view.progress.end_offset,
-                "high_watermark": view.progress.high_watermark,
-                "open_transaction_records": view.progress.open_transaction_records,
-                "restored": view.restored,
-                **lag.document(),
-            }
-            if replica.stopped_by is not None:
-                row["failure"] = replica.stopped_by
-            restoration = self.tasks.bulk_restore.restoring(replica)
-            if restoration is not None:
-                row["restored_records"] = restoration.records
-                row["restored_records_per_second"] = round(restoration.records_per_second)
-                row["restore_seconds_left"] = restoration.seconds_left
-            yield row
+    def replica_rows(self, store: str | None = None) -> list[ReplicaRow]:
+        """Every replica held, or those of a store."""
+        held = sorted(self.tasks.replicas.items())
+        return [self._row(name, replica) for (name, _), replica in held if store in (None, name)]
+
+    def _row(self, store: str, replica: Replica) -> ReplicaRow:
+        role, lag = self.admission.proven_lag(replica)
+        view = replica.served.view
+        row = ReplicaRow(
+            store,
+            replica.task.partition,
+            role,
+            *lag,
+            task=str(replica.task),
+            host=str(self.host),
+            offset=view.progress.position,
+            end_offset=view.progress.end_offset,
+            high_watermark=view.progress.high_watermark,
+            open_transaction_records=view.progress.open_transaction_records,
+            restored=view.restored,
+            failure=UNSET if replica.stopped_by is None else replica.stopped_by,
+        )
+        restoration = self.tasks.bulk_restore.restoring(replica)
+        if restoration is None:
+            return row
+        return replace(
+            row,
+            restored_records=restoration.records,
+            restored_records_per_second=round(restoration.records_per_second),
+            restore_seconds_left=restoration.seconds_left,
+        )
 
     knows_all_replicas = False
 
@@ -268,22 +276,24 @@ class Worker:
         """What the machine or the group refuses, such as disk space, and the remedy."""
         return self.tasks.storage_fault or self._topics.storage_fault or self.membership.refusal
 
-    def status_document(self) -> dict[str, Any]:
+    def status(self) -> WorkerStatus:
         """``GET /v1/status``: the heartbeat that routers read."""
         generation = self.metadata.map.generation
-        return {
-            **self.identity().document(),
-            "topology": self.topology.fingerprint,
-            "host": str(self.host),
-            "rack": self._rack,
-            "sequence": next(self._sequence),
-            "state": self.state,
-            "generation": {"incarnation": generation.incarnation, "generation": generation.number},
-            "storage_fault": self.storage_fault,
-            "ceiling": self._ceiling._asdict(),
-            "acceptable_recovery_lag": self.settings.acceptable_recovery_lag,
-            "tasks": self.replicas_document(),
-        }
+        return WorkerStatus(
+            application_id=self.topology.application_id,
+            process_id=self._directory.process_id,
+            incarnation=self.incarnation,
+            topology=self.topology.fingerprint,
+            host=str(self.host),
+            rack=self._rack,
+            sequence=next(self._sequence),
+            state=self.state,
+            generation=MapGeneration(generation.incarnation, generation.number),
+            storage_fault=self.storage_fault,
+            ceiling=Ceiling(*self._ceiling),
+            acceptable_recovery_lag=self.settings.acceptable_recovery_lag,
+            tasks=self.replica_rows(),
+        )
 
     def _subscription(self) -> SubscriptionInfo:
         copies = self.tasks.copies(self._reported_position)

@@ -42,7 +42,11 @@ def main() -> int:
         return 0
     directory = options.again or Path(tempfile.mkdtemp(prefix="forebay-chaos-"))
     if options.again is None:
-        run(directory, options)
+        try:
+            run(directory, options)
+        except BaseException:
+            print(f"kept in {directory}")
+            raise
     description = json.loads((directory / _RUN).read_text())
     status, result = classify_headers(History.load(directory / _HISTORY), description)
     if options.publish:
@@ -79,7 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--log", choices=("sqlite", "kafka"), default="sqlite", help="kind of log (default sqlite)"
     )
-    known = sorted({*kinds_for("sqlite"), *kinds_for("kafka")})
+    parser.add_argument("--worker-processes", type=int, default=1, metavar="N", help="of each worker (default 1)")
+    known = sorted({*kinds_for("sqlite", 2), *kinds_for("kafka", 2)})
     listed = ", ".join(known)
     parser.add_argument(
         "--faults", nargs="*", choices=known, default=[], metavar="KIND", help=f"only some of {listed}"
@@ -128,6 +133,7 @@ def write_report() -> None:
 
 def _command(options: argparse.Namespace) -> str:
     command = f"scripts/chaos --minutes {options.minutes:g} --seed {options.seed} --log {options.log}"
+    command += f" --worker-processes {options.worker_processes}" if options.worker_processes > 1 else ""
     faults = f" --faults {' '.join(options.faults)}" if options.faults else ""
     return command + faults + (f" --mutant {options.mutant}" if options.mutant else "")
 

@@ -13,6 +13,7 @@ from tests.chaos.promises import (
     CALM_MARGIN_MS,
     CHANGE_WITHIN_MS,
     GENEROUS,
+    LAG_WITHIN_MS,
     OF_ROUTERS,
     OF_THE_LOG,
     OUT_OF_CALM_MS,
@@ -28,7 +29,7 @@ def unavailable(history: History) -> Iterator[Violation]:
     """
     single = list(_single_faults(history))
     for read in history.reads:
-        if read.status in ANSWERED or read.tier != "router" or read.kind == "change":
+        if read.status in ANSWERED or read.tier != "router" or read.kind == "change" or read.followed is not None:
             continue
         if read.problem == "position-not-reached" or read.require_active or read.min_position:
             continue
@@ -110,3 +111,28 @@ def _is_interrupted(events: list[Read], began_ms: float, ended_ms: float) -> boo
     if first < 0 or last == len(events):
         return True
     return any(read.status not in ANSWERED for read in events[first:last])
+
+
+def silent_streams(history: History) -> Iterator[Violation]:
+    """Streams of a store that did not say how far behind they are, though all was calm."""
+    since: dict[str, float] = {}
+    for read in sorted(history.reads, key=lambda read: read.received_ms):
+        if read.followed is None:
+            continue
+        stream, event = read.followed.stream, read.followed.event
+        began_ms = since.get(stream, read.received_ms)
+        if event in ("opened", "lag"):
+            since[stream] = read.received_ms
+        if event == "ended":
+            since.pop(stream, None)
+        if event in ("lag", "ended") and _is_silent(history.calms, read, began_ms):
+            yield Violation("silent-stream", f"for {read.received_ms - began_ms:.0f} ms", read)
+
+
+def _is_silent(calms: list[Calm], read: Read, began_ms: float) -> bool:
+    if not all(bound >= GENEROUS[name] for name, bound in read.bounds.items()):
+        return False
+    return any(
+        min(calm.ended_ms, read.received_ms) - max(calm.began_ms + CALM_MARGIN_MS, began_ms) > LAG_WITHIN_MS
+        for calm in calms
+    )

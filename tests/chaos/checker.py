@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.chaos.availability import is_within, missed_changes, unavailable
+from tests.chaos.availability import is_within, missed_changes, silent_streams, unavailable
+from tests.chaos.built_state import built_states
 from tests.chaos.fold import Fold, ItemHistory, PartitionFold
-from tests.chaos.history import Calm, History, Item, Portion, Read, Scope, value_of
+from tests.chaos.history import Calm, History, Item, Portion, Read, Scope
 from tests.chaos.promises import (
     ANSWERED,
     CLOCK_SLACK_MS,
@@ -21,6 +22,7 @@ from tests.chaos.promises import (
     EXPECTED,
     KINDS,
     SHORT_LOG,
+    STREAMS,
     UNPROVEN_MS,
     Violation,
 )
@@ -39,17 +41,20 @@ def check(history: History) -> list[Violation]:
     fold = Fold(history.records)
     violations = [Violation(found.kind, found.detail) for found in history.findings if found.kind in KINDS]
     sessions: dict[tuple[str, str, int], int] = {}
-    for read in sorted(history.reads, key=lambda read: read.received_ms):
-        violations += check_read(fold, _timed(history.calms, read), sessions)
+    reads = [_timed(history.calms, read) for read in sorted(history.reads, key=lambda read: read.received_ms)]
+    for read in reads:
+        violations += check_read(fold, read, sessions)
+    violations += built_states(fold, reads)
     violations += unavailable(history)
     violations += missed_changes(fold, history)
+    violations += silent_streams(history)
     return violations
 
 
 def _timed(calms: list[Calm], read: Read) -> Read:
     """An event of a stream, which was requested long ago, as if it was requested when it can have been made."""
     made_ms = read.received_ms - EVENT_TRANSIT_MS
-    if read.kind != "change" or made_ms <= read.sent_ms or not is_within(calms, made_ms, read.received_ms):
+    if read.kind not in STREAMS or made_ms <= read.sent_ms or not is_within(calms, made_ms, read.received_ms):
         return read
     return replace(read, sent_ms=made_ms)
 
@@ -150,14 +155,7 @@ def _index_of(read: Read, item: Item, value: Any, history: ItemHistory, position
     newest = history.index_at(position)
     if read.as_of_ms is not None:
         newest = min(newest, history.index_as_of(read.as_of_ms))
-    if value is None:
-        return next((i for i in range(newest, -2, -1) if history.is_absent(i)), None)
-    index = history.index_of.get(value.get("serial", -1)) if isinstance(value, dict) else None
-    if index is None:
-        return None
-    version = history.versions[index]
-    named = item if len(item) > 1 or not version.time_ms else (*item, version.time_ms)
-    return index if value == value_of(named, value["serial"]) else None
+    return history.shown_by(item, value, newest)
 
 
 def _least_position(history: ItemHistory, index: int, due: int) -> int:

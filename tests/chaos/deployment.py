@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sqlite3
-import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,8 @@ from examples.ports import free_ports
 from forebay.clock import boot_ms
 from forebay.topology import Topology
 from tests.chaos.history import Finding
-from tests.chaos.proxy import Proxies, Proxy
+from tests.chaos.node import Endpoint, Node, is_alive
+from tests.chaos.proxy import Proxies
 from tests.support.command_process import CommandProcess
 
 STOP_WITHIN_S = 30
@@ -37,29 +37,6 @@ Starter: TypeAlias = Callable[[list[str], Path, Mapping[str, str]], Any]
 
 
 @dataclass
-class Node:
-    """One worker or router, through all its processes."""
-
-    name: str
-    address: str
-    """Where clients and routers reach it."""
-    listen: str
-    log: Path
-    arguments: list[str]
-    state_dir: Path | None = None
-    proxy: Proxy | None = None
-    process: Any = None
-    started_ms: float = 0.0
-    meant_to_run: bool = False
-    lock: threading.RLock = field(default_factory=threading.RLock)
-
-    @property
-    def runs(self) -> bool:
-        """Whether it should run, and does."""
-        return self.meant_to_run and self.process is not None and self.process.poll() is None
-
-
-@dataclass
 class Deployment:
     """Workers and routers over one log; ``report`` takes what is found."""
 
@@ -68,6 +45,8 @@ class Deployment:
     changelog_url: str
     report: Callable[[Finding], None]
     start_process: Starter = CommandProcess
+    worker_processes: int = 1
+    """Of each worker."""
     workers: dict[str, Node] = field(default_factory=dict)
     routers: dict[str, Node] = field(default_factory=dict)
     proxies: Proxies = field(default_factory=Proxies)
@@ -75,19 +54,29 @@ class Deployment:
 
     def add_worker(self) -> Node:
         """A new worker, not started yet."""
-        port, upstream_port = free_ports(2)
         name = f"worker-{len(self.workers)}"
-        state_dir, listen = self.directory / f"{name}-state", f"127.0.0.1:{upstream_port}"
-        proxy = self.proxies.add(port, upstream_port)
+        state_dir, endpoints = self.directory / f"{name}-state", self._worker_endpoints()
         arguments = ["worker", "--topology", str(self.directory / "topology.toml"), *_WORKER_OPTIONS]
-        arguments += ["--changelog", self.changelog_url, "--state-dir", str(state_dir), "--listen", listen]
-        arguments += ["--advertise", proxy.address]
+        arguments += ["--changelog", self.changelog_url, "--state-dir", str(state_dir)]
+        arguments += ["--listen", endpoints[0].listen, "--advertise", endpoints[0].address]
+        arguments += ["--processes", str(self.worker_processes)]
         if len(self.workers) % WORKERS == WORKERS - 1:
             # Its restores take a while, in which it is asked, too.
             arguments += ["--apply-records-per-second", "500"]
         log = self.directory / f"{name}.log"
-        self.workers[name] = Node(name, proxy.address, listen, log, arguments, state_dir, proxy)
+        self.workers[name] = Node(name, endpoints, log, arguments, state_dir)
         return self.workers[name]
+
+    def _worker_endpoints(self) -> tuple[Endpoint, ...]:
+        """Its processes listen, and are reached, at successive ports."""
+        # Workers of several processes are machines of their own: no standby is beside its active.
+        host = "127.0.0.1" if self.worker_processes == 1 else f"127.0.0.{2 + len(self.workers)}"
+        ports, upstream_ports = (_successive_ports(self.worker_processes) for _ in range(2))
+        proxies = [self.proxies.add(host, *pair) for pair in zip(ports, upstream_ports, strict=True)]
+        return tuple(
+            Endpoint(proxy.address, f"{host}:{upstream_port}", proxy)
+            for proxy, upstream_port in zip(proxies, upstream_ports, strict=True)
+        )
 
     def spare_worker(self) -> Node:
         """One beyond the first ``WORKERS`` that does not run."""
@@ -108,7 +97,7 @@ class Deployment:
         # One router of a single process, one of several.
         processes = str(1 + len(self.routers) % 2)
         arguments = ["router", "--seeds", seeds, "--listen", listen, "--drain-ms", "300", "--processes", processes]
-        self.routers[name] = Node(name, listen, listen, self.directory / f"{name}.log", arguments)
+        self.routers[name] = Node(name, (Endpoint(listen, listen),), self.directory / f"{name}.log", arguments)
         return self.routers[name]
 
     @property
@@ -127,10 +116,13 @@ class Deployment:
             node.meant_to_run = True
 
     def signal(self, node: Node, number: int) -> None:
-        """Send a signal that does not end a process."""
+        """Send a signal that does not end a process, to all of a worker's."""
         with node.lock:
             if node.process is not None:
                 node.process.send_signal(number)
+            for pid in node.members():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
     def kill(self, node: Node) -> None:
         """End a process as a crash does."""
@@ -138,8 +130,21 @@ class Deployment:
             node.meant_to_run = False
             if node.process is not None:
                 self._report_end(node)
+                members = node.members()
                 node.process.kill()
                 node.process.wait(STOP_WITHIN_S)
+                self._wait_gone(node, members)
+
+    def _wait_gone(self, node: Node, members: list[int]) -> None:
+        """The members of a worker end with the process that started them."""
+        end = time.monotonic() + STOP_WITHIN_S
+        while any(map(is_alive, members)):
+            if time.monotonic() > end:
+                self._found(
+                    "outlived", f"processes {members} of {node.name} have outlived the one that started them"
+                )
+                return
+            time.sleep(0.01)
 
     def stop(self, node: Node) -> None:
         """End a process in order."""
@@ -170,7 +175,7 @@ class Deployment:
         path = self.directory / "log" / "group.db"
         with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as connection:
             (leader,) = connection.execute("SELECT leader FROM grp").fetchone() or (None,)
-            return next((node for node in self.workers.values() if leader and leader == _process_id(node)), None)
+            return next((node for node in self.workers.values() if leader and leader in node.process_ids()), None)
         return None
 
     def document(self, node: Node, path: str) -> Any:
@@ -207,7 +212,8 @@ class Deployment:
 
     def _missing_replicas(self, router: Node, replicas: int) -> str:
         rows = (self.document(router, "/v1/lags") or {}).get("lags", ())
-        running = {node.address for node in self.workers.values() if node.meant_to_run}
+        nodes = [node for node in self.workers.values() if node.meant_to_run]
+        running = {endpoint.address for node in nodes for endpoint in node.endpoints}
         held: dict[tuple[str, int], list[str]] = {}
         for row in rows:
             if row["host"] in running and row["record_lag"] is not None and row["record_lag"] < 100:
@@ -231,9 +237,8 @@ class Deployment:
         self.report(Finding(kind, detail, boot_ms()))
 
 
-def _process_id(node: Node) -> str | None:
-    assert node.state_dir is not None
-    for path in node.state_dir.glob("*/process.json"):
-        with contextlib.suppress(OSError, ValueError):
-            return str(json.loads(path.read_text())["process_id"])
-    return None
+def _successive_ports(count: int) -> list[int]:
+    ports = free_ports(count)
+    while ports[-1] - ports[0] != count - 1:
+        ports = [*ports[1:], *free_ports(1)]
+    return ports

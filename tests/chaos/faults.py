@@ -19,7 +19,8 @@ from typing import TypeAlias
 
 from examples.broker import Broker
 from forebay.changelog.sqlite.partition import partition_path, transaction
-from tests.chaos.deployment import Deployment, Node
+from tests.chaos.deployment import Deployment
+from tests.chaos.node import Node
 from tests.chaos.proxy import Mode
 
 STORM_STARTS = 4
@@ -43,6 +44,7 @@ class Faults:
         worker, router, leader = (functools.partial(self._choose, tier) for tier in ("worker", "router", "leader"))
         self.injuries: dict[str, Callable[[int], Injury]] = {
             "kill-worker": lambda target: self._kill(worker(target)),
+            "kill-process": lambda target: self._kill_process(worker(target), target),
             "stop-worker": lambda target: self._stop(worker(target)),
             "kill-leader": lambda target: self._kill(leader(target)),
             "stop-leader": lambda target: self._stop(leader(target)),
@@ -85,6 +87,15 @@ class Faults:
         self._deployment.start(node)
 
     @contextlib.contextmanager
+    def _kill_process(self, node: Node, target: int) -> Iterator[str]:
+        """End one process of a worker, which is replaced; one that never was up would end the worker."""
+        with node.lock:
+            self._wait_ready(node)
+            members = node.members()
+            os.kill(members[target % len(members)], signal.SIGKILL)
+        yield node.address
+
+    @contextlib.contextmanager
     def _stop(self, node: Node) -> Iterator[str]:
         self._deployment.signal(node, signal.SIGSTOP)
         yield node.address
@@ -114,10 +125,14 @@ class Faults:
 
     @contextlib.contextmanager
     def _network(self, node: Node, mode: Mode) -> Iterator[str]:
-        assert node.proxy is not None
-        self._deployment.proxies.switch(node.proxy, mode)
+        self._switch(node, mode)
         yield node.address
-        self._deployment.proxies.switch(node.proxy, "pass")
+        self._switch(node, "pass")
+
+    def _switch(self, node: Node, mode: Mode) -> None:
+        for endpoint in node.endpoints:
+            assert endpoint.proxy is not None
+            self._deployment.proxies.switch(endpoint.proxy, mode)
 
     @contextlib.contextmanager
     def _rolling_restart(self) -> Iterator[str]:
@@ -197,9 +212,10 @@ class Faults:
 
 
 def limit_file_size(node: Node, limit_bytes: int) -> None:
-    """Limit how far a process may write into a file; one that has ended needs no limit."""
-    with contextlib.suppress(ProcessLookupError):
-        resource.prlimit(node.process.pid, resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
+    """Limit how far a worker's processes may write into a file; one that has ended needs no limit."""
+    for pid in node.members() or [node.process.pid]:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
 
 
 def _wipe(state_dir: Path) -> None:

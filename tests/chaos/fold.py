@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tests.chaos.history import Item, Record
+from tests.chaos.history import Item, Record, value_of
 
 
 class Version(NamedTuple):
@@ -76,6 +77,24 @@ class ItemHistory:
     def earliest_position(self, index: int) -> int:
         """The lowest position of which the fold has this version."""
         return 0 if index < 0 else self.offsets[index] + 1
+
+    def latest_position(self, index: int) -> float:
+        """The highest position of which the fold shows the same as of this version; deletions are alike."""
+        following = index + 1
+        while self.is_absent(index) and following < len(self.versions) and self.is_absent(following):
+            following += 1
+        return self.offsets[following] if following < len(self.versions) else math.inf
+
+    def shown_by(self, item: Item, value: Any, newest: int) -> int | None:
+        """Which version shows a value, of deletions the last up to ``newest``; None if the item never had it."""
+        if value is None:
+            return next((i for i in range(newest, -2, -1) if self.is_absent(i)), None)
+        index = self.index_of.get(value.get("serial", -1)) if isinstance(value, dict) else None
+        if index is None:
+            return None
+        version = self.versions[index]
+        named = item if len(item) > 1 or not version.time_ms else (*item, version.time_ms)
+        return index if value == value_of(named, value["serial"]) else None
 
 
 class PartitionFold:

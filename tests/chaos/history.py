@@ -84,6 +84,39 @@ class Scope:
 
 
 @dataclass(frozen=True)
+class Reached:
+    """How much of a partition an event's id says was sent, in offsets of its log."""
+
+    since: int
+    """Every change before it was sent; 0 while the state is being sent."""
+    upper: int
+    """Nothing that was sent is of a later change."""
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What one event of a stream of a store's changes says, beside its items and their partition."""
+
+    stream: str
+    """The follower, through all its connections."""
+    event: str
+    """``opened``, ``ended``, or the name of the event."""
+    keys: tuple[str, ...] | None = None
+    """Those that are followed; None for all with the prefix."""
+    prefix: str = ""
+    partitions: tuple[int, ...] = ()
+    """Of ``reset`` and ``problem`` those that it names, else all that are followed."""
+    reached: Mapping[int, Reached] | None = None
+    """What the event's id says, or of ``opened`` the id that was sent; None without one."""
+    lag: tuple[int | None, int | None, int | None] | None = None
+    """Of an event ``lag`` alone."""
+
+    def covers(self, item: Item) -> bool:
+        """Whether an item is followed."""
+        return (self.keys is None or item[0] in self.keys) and item[0].startswith(self.prefix)
+
+
+@dataclass(frozen=True)
 class Read:
     """One answer: of a key, of a page, of one key of a batch, or one event of a stream."""
 
@@ -113,6 +146,8 @@ class Read:
     """Of lists only."""
     partition: int | None = None
     """That of the key, for reads of one by plain HTTP."""
+    followed: Followed | None = None
+    """Of events of a store's stream only."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +240,17 @@ def _restored(document: dict[str, Any]) -> dict[str, Any]:
             scope = document["scope"]
             ends = {name: tuple(scope[name]) if scope.get(name) else None for name in ("after", "last")}
             document["scope"] = Scope(**{**scope, **ends})
+        if document.get("followed") is not None:
+            document["followed"] = _restored_followed(document["followed"])
     return document
+
+
+def _restored_followed(document: dict[str, Any]) -> Followed:
+    for name in ("keys", "partitions", "lag"):
+        document[name] = None if document[name] is None else tuple(document[name])
+    if document["reached"] is not None:
+        document["reached"] = {int(p): Reached(**reached) for p, reached in document["reached"].items()}
+    return Followed(**document)
 
 
 def value_of(item: Item, serial: int) -> dict[str, Any]:

@@ -16,6 +16,10 @@ CALM_MARGIN_MS = 500
 """A read counts as calm if it lies this far within a calm."""
 CHANGE_WITHIN_MS = 2_000
 """A stream shows a change within this time while all is calm."""
+LAG_WITHIN_MS = 3_000
+"""A stream of a store says how far behind it is within this time while all is calm."""
+LAG_FRESH_MS = 2_500
+"""The lag of a stream of a store is of pages that are no older."""
 UNPROVEN_MS = 10_000
 """A miss without a time lag must be true of some time since then: who never reached an end states none."""
 SHORT_LOG = 6
@@ -29,7 +33,7 @@ GENEROUS: Mapping[str, int] = MappingProxyType(
 OF_THE_LOG = frozenset({"lock-log", "stop-broker", "kill-broker", "freeze-broker"})
 """Faults that, alone, leave all processes and replicas, but hold the log back."""
 SURVIVABLE = frozenset(
-    {"kill-worker", "stop-worker", "kill-leader", "stop-leader", "wipe-state"}
+    {"kill-worker", "kill-process", "stop-worker", "kill-leader", "stop-leader", "wipe-state"}
     | {"damage-sst", "damage-manifest", "damage-offsets", "refuse-writes", "scale-out", "scale-in", "damage-group"}
     | {"cut-network", "delay-network", "hold-network", "half-open-network"}
 )
@@ -38,6 +42,8 @@ OF_ROUTERS = frozenset({"kill-router", "stop-router"})
 """Faults that, alone, leave the other router."""
 OUT_OF_CALM_MS = 3_000
 ANSWERED = frozenset({200, 404})
+STREAMS = frozenset({"change", "store-change"})
+"""Kinds of reads that are events: their request was sent long before."""
 
 EXPECTED = {
     200: {""},
@@ -66,8 +72,14 @@ KINDS = {
     "undocumented-status": "a status or problem that no such request may be answered with",
     "unavailable": "no answer within generous bounds while all was calm, or while a single fault left a replica",
     "missed-change": "a stream that did not show a change, though all was calm",
+    "missing-change": "a store's stream without a change that its own id or lag says was sent",
+    "missing-deletion": "a store's stream that still shows what its own id or lag says was deleted",
+    "missing-reset": "a store's stream that sends changes of a partition whose state its client does not have",
+    "unfollowed-item": "a store's stream with an item that it was not asked for",
+    "silent-stream": "a store's stream that does not say how far behind it is, though all was calm",
     "not-converged": "replicas that did not become equal to the log within the stated time",
     "process-ended": "a process that ended by itself",
+    "outlived": "a worker's process that outlived the one that started it",
     "stack-trace": "a stack trace in a log",
 }
 """Every kind of violation."""

@@ -20,9 +20,9 @@ class Proxy:
     client has sent its requests and hears nothing.
     """
 
-    def __init__(self, port: int, upstream_port: int) -> None:
-        self.address = f"127.0.0.1:{port}"
-        self._port, self._upstream_port = port, upstream_port
+    def __init__(self, host: str, port: int, upstream_port: int) -> None:
+        self.address = f"{host}:{port}"
+        self._host, self._port, self._upstream_port = host, port, upstream_port
         self._mode: Mode = "pass"
         self._passing = asyncio.Event()
         self._passing.set()
@@ -31,7 +31,7 @@ class Proxy:
 
     async def start(self) -> None:
         """Listen."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port, backlog=512)
+        self._server = await asyncio.start_server(self._serve, self._host, self._port, backlog=512)
 
     def close(self) -> None:
         """Stop listening, and reset every connection; called in its event loop."""
@@ -55,7 +55,7 @@ class Proxy:
             writer.transport.abort()
             return
         with contextlib.suppress(OSError):
-            there = await asyncio.open_connection("127.0.0.1", self._upstream_port)
+            there = await asyncio.open_connection(self._host, self._upstream_port)
             self._connections |= {writer, there[1]}
             try:
                 await asyncio.gather(
@@ -89,9 +89,9 @@ class Proxies:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    def add(self, port: int, upstream_port: int) -> Proxy:
+    def add(self, host: str, port: int, upstream_port: int) -> Proxy:
         """A new proxy, which listens."""
-        proxy = Proxy(port, upstream_port)
+        proxy = Proxy(host, port, upstream_port)
         asyncio.run_coroutine_threadsafe(proxy.start(), self._loop).result(10)
         self._proxies.append(proxy)
         return proxy

@@ -14,6 +14,7 @@ from forebay.errors import Problem
 from tests.chaos import answers
 from tests.chaos.history import BOTH_ROUTERS, Scope
 from tests.chaos.reading import Reading
+from tests.chaos.store_streams import ClientStoreStreamReader, StoreStreamReader
 from tests.chaos.streams import ClientStreamReader, StreamReader
 
 MOST_PAGES = 4
@@ -137,7 +138,13 @@ class SessionReader:
                 await asyncio.sleep(0.1)
 
 
-def readers() -> Sequence[tuple[Reader, float]]:
+def store_followers() -> list[StoreStreamReader]:
+    """Readers of streams that have all of the log in the end."""
+    stores = enumerate(("counts", "counts", "hours", "prices"))
+    return [StoreStreamReader(f"store-stream-{number}", store) for number, store in stores]
+
+
+def readers(followers: Sequence[StoreStreamReader]) -> Sequence[tuple[Reader, float]]:
     """Every reader, with its pause in seconds after each read."""
     some: list[tuple[Reader, float]] = [(read_key, 0.03)] * 3
     some += [(read_own_write, 0.1), (read_batch, 0.15), (list_entries, 0.1), (list_windows, 0.15)]
@@ -145,6 +152,8 @@ def readers() -> Sequence[tuple[Reader, float]]:
     some += [(SessionReader(f"session-{number}"), 0.1) for number in range(2)]
     some += [(StreamReader(f"stream-{number}"), 0.2) for number in range(4)]
     some += [(ClientStreamReader(f"client-stream-{number}"), 0.2) for number in range(2)]
+    some += [(ClientStoreStreamReader("client-store-stream"), 0.2)]
+    some += [(follower, 0.2) for follower in followers]
     return some
 
 

@@ -11,8 +11,9 @@ import httpx
 
 from forebay.clock import boot_ms
 from forebay.position import decode_position
-from tests.chaos.deployment import Deployment, Node
-from tests.chaos.history import Read
+from tests.chaos.deployment import Deployment
+from tests.chaos.history import Finding, Read
+from tests.chaos.node import Endpoint
 from tests.chaos.writer import KEYS, Writer
 
 BOUNDS: tuple[Mapping[str, int], ...] = (
@@ -34,7 +35,7 @@ class Reading:
 
     deployment: Deployment
     writer: Writer
-    note: Callable[[Read], None]
+    note: Callable[[Read | Finding], None]
     chooser: random.Random
     http: httpx.AsyncClient
 
@@ -42,12 +43,13 @@ class Reading:
         """A key of a store, now and then one that nobody writes."""
         return f"{store[0]}{self.chooser.randrange(KEYS + 2):03d}"
 
-    def node(self) -> tuple[str, Node]:
-        """A router, or now and then a worker, with its tier."""
+    def node(self) -> tuple[str, Endpoint]:
+        """A router, or now and then a worker's process, with its tier."""
         if self.chooser.random() < 0.75:
-            return "router", self.chooser.choice(list(self.deployment.routers.values()))
+            return "router", self.chooser.choice(list(self.deployment.routers.values())).endpoints[0]
         workers = list(self.deployment.workers.values())
-        return "worker", self.chooser.choice([node for node in workers if node.meant_to_run] or workers)
+        worker = self.chooser.choice([node for node in workers if node.meant_to_run] or workers)
+        return "worker", self.chooser.choice(worker.endpoints)
 
     def options(self) -> dict[str, Any]:
         """Bounds and other parameters of a read."""

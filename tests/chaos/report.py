@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tests.chaos.promises import KINDS
 from tests.chaos.result import NO_FAULT, FaultResult, Result, percentile
+from tests.chaos.sensitivity import LOST
 
 _INTRODUCTION = """\
 # Reliability
@@ -19,11 +20,14 @@ every answer. This page is written by it, from the results in `tests/chaos/resul
 Every item of a store is a fold of one log, and the judge is that log's only writer. It knows when the source
 had each record, when the record was in the log, and when it could be read. There are three workers, with one
 standby of each task, each worker behind a proxy, and two routers before them. Readers note what they sent, what
-they received, and when, on the clock that all processes of the machine share.
+they received, and when, on the clock that all processes of the machine share. With `--worker-processes 2` each
+worker has two processes, of which single ones are killed, too.
 
 * A value must be the item's own, and of a committed record below the answer's position.
 * Lag, age, `min_position` and what a session has seen each name an offset that an answer must have reached. An
   older value, a miss or a shorter list is a violation.
+* What a follower has built from a store's stream must have every change, and every deletion, that the stream's ids
+  and lags say was sent, also after it resumed elsewhere, and at the end all of the log. No item goes back.
 * Every figure of an answer must be within the bounds of its request.
 * After each episode of faults, every partition has its replicas again within a stated time. At the end every
   replica's keys are compared with the log.
@@ -72,6 +76,8 @@ def _summary(result: Result) -> Iterator[str]:
     yield f"## On {name}: {violations:,} violations in {reads:,} reads\n"
     yield f"{result.records:,} records were written{aborted}. Each answer of a key was also made wrong and judged"
     yield f"again: {_noticed(result)}.\n"
+    if LOST in result.noticed:
+        yield f"An event that was taken from a store's stream was missed in {_share(result.noticed[LOST])}.\n"
     yield "| command | minutes | date | commit |"
     yield "|---|---:|---|---|"
     for run in result.runs:
@@ -81,9 +87,13 @@ def _summary(result: Result) -> Iterator[str]:
 
 def _noticed(result: Result) -> str:
     return ", ".join(
-        f"“{way}” instead was noticed in {noticed / max(made, 1):.1%}"
-        for way, (noticed, made) in result.noticed.items()
+        f"“{way}” instead was noticed in {_share(counts)}" for way, counts in result.noticed.items() if way != LOST
     )
+
+
+def _share(counts: Sequence[int]) -> str:
+    noticed, made = counts
+    return f"{noticed / max(made, 1):.1%}"
 
 
 def _fault_table(result: Result) -> Iterator[str]:
@@ -126,6 +136,7 @@ _READS = {
     "entries": "a page of entries",
     "windows": "a page of windows, of a key or of all",
     "versions": "a page of a key's versions",
-    "change": "an event of a stream of changes",
+    "change": "an event of a stream of a key's changes",
+    "store-change": "an event of a stream of a store's changes",
     "sweep": "a key of a replica, compared with the log at the end",
 }

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.chaos.history import Fault, History, Read
-from tests.chaos.promises import ANSWERED, Violation
+from tests.chaos.promises import ANSWERED, STREAMS, Violation
 from tests.chaos.sensitivity import sensitivity
 from tests.chaos.sometimes import possible, unreached
 
@@ -83,8 +83,11 @@ class Result:
                 for name in [*self.reached, *(other.reached.keys() - self.reached.keys())]
             },
             {
-                way: [a + b for a, b in zip(self.noticed[way], other.noticed[way], strict=True)]
-                for way in self.noticed
+                way: [
+                    a + b
+                    for a, b in zip(self.noticed.get(way, (0, 0)), other.noticed.get(way, (0, 0)), strict=True)
+                ]
+                for way in {**self.noticed, **other.noticed}
             },
         )
 
@@ -143,7 +146,7 @@ def _by_fault(history: History, violations: list[Violation]) -> dict[str, FaultR
 
 
 def _of_reads(times: int, reads: list[Read], broken: Mapping[int, int], waits: Mapping[int, int]) -> FaultResult:
-    failed = [read for read in reads if read.status in (0, 429, 503, 504) and read.kind != "change"]
+    failed = [read for read in reads if read.status in (0, 429, 503, 504) and read.kind not in STREAMS]
     counted = collections.Counter(str(waits[id(read)]) for read in reads if id(read) in waits)
     return FaultResult(
         times,

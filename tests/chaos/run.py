@@ -23,7 +23,7 @@ from tests.chaos.deployment import ROUTERS, WORKERS, Deployment, Starter
 from tests.chaos.faults import Faults
 from tests.chaos.history import Calm, Fault, Finding, History
 from tests.chaos.planted import planted, start_elsewhere
-from tests.chaos.readers import read_until, readers
+from tests.chaos.readers import read_until, readers, store_followers
 from tests.chaos.reading import Reading
 from tests.chaos.schedule import PlannedFault, episodes, kinds_for
 from tests.chaos.sweep import sweep
@@ -71,6 +71,7 @@ class Settings(Protocol):
     minutes: float
     seed: int
     log: str
+    worker_processes: int
     faults: list[str]
     mutant: str
 
@@ -114,7 +115,10 @@ class Run:
             self._deploy(changelog, KafkaWriter(changelog, self.settings.seed, self.history.add), broker)
 
     def _deploy(self, changelog: Changelog, log: LogWriter, broker: Broker | None = None) -> None:
-        deployment = Deployment(self.directory, self.topology, changelog.url, self.history.add, self._starter())
+        report, processes = self.history.add, self.settings.worker_processes
+        deployment = Deployment(
+            self.directory, self.topology, changelog.url, report, self._starter(), worker_processes=processes
+        )
         writer = Writer(self.topology, changelog.identity, log, self.settings.seed, self.history.add)
         try:
             writer.start()
@@ -140,9 +144,10 @@ class Run:
         stopped = asyncio.Event()
         chooser = random.Random(self.settings.seed)
         limits = httpx.Limits(max_connections=200)
+        followers = store_followers()
         async with httpx.AsyncClient(timeout=6.0, limits=limits) as http:
             reading = Reading(deployment, writer, self.history.add, chooser, http)
-            tasks = [asyncio.create_task(read_until(stopped, reading, *reader)) for reader in readers()]
+            tasks = [asyncio.create_task(read_until(stopped, reading, *reader)) for reader in readers(followers)]
             try:
                 schedule = asyncio.create_task(asyncio.to_thread(self._break_and_heal, deployment, faults))
                 # A reader that fails ends the run.
@@ -155,12 +160,13 @@ class Run:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.to_thread(self._converge, deployment, writer)
+            written_ms = await asyncio.to_thread(self._converge, deployment, writer)
+            await asyncio.gather(*[follower.finish(reading, written_ms) for follower in followers])
 
     def _break_and_heal(self, deployment: Deployment, faults: Faults) -> None:
         """Episode by episode: calm, then faults, then wait until all is well again."""
         end = time.monotonic() + 60 * self.settings.minutes
-        kinds = self.settings.faults or kinds_for(self.settings.log)
+        kinds = self.settings.faults or kinds_for(self.settings.log, self.settings.worker_processes)
         self._rest(deployment)
         for number, planned in enumerate(episodes(self.settings.seed, kinds)):
             with ThreadPoolExecutor(len(planned)) as pool:
@@ -205,12 +211,14 @@ class Run:
                 if deployment.metric(router, name):
                     self.history.add(Finding(name, router.name, boot_ms()))
 
-    def _converge(self, deployment: Deployment, writer: Writer) -> None:
-        """End the log, and compare every replica with it."""
+    def _converge(self, deployment: Deployment, writer: Writer) -> float:
+        """End the log, and compare every replica with it; returns when the last record had been written."""
         writer.stop()
+        written_ms = boot_ms()
         self._wait_settled(deployment, CONVERGE_WITHIN_S)
         for entry in sweep(deployment, writer):
             self.history.add(entry)
+        return written_ms
 
     def _find_traces(self, deployment: Deployment) -> None:
         for node in deployment.nodes:

@@ -29,6 +29,8 @@ ON_EVERY_LOG = (
 )
 OF_SQLITE = ("lock-log", "damage-group")
 OF_KAFKA = ("stop-broker", "kill-broker", "freeze-broker")
+OF_SEVERAL_PROCESSES = ("kill-process",) * 4
+"""As often as four others: they are what runs with several processes are about."""
 MOST_TOGETHER = 3
 LATEST_START_S = 2.0
 SHORTEST_S, LONGEST_S = 1.5, 5.0
@@ -44,12 +46,13 @@ class PlannedFault:
     target: int
 
 
-def kinds_for(log: str) -> tuple[str, ...]:
-    """The kinds of faults that are possible with a log."""
+def kinds_for(log: str, worker_processes: int = 1) -> tuple[str, ...]:
+    """The kinds of faults that are possible with a log, and workers of so many processes."""
+    further = OF_SEVERAL_PROCESSES if worker_processes > 1 else ()
     if log == "sqlite":
-        return ON_EVERY_LOG + OF_SQLITE
+        return ON_EVERY_LOG + OF_SQLITE + further
     # Nothing tells which member Kafka's coordinator chose as the leader.
-    return tuple(kind for kind in ON_EVERY_LOG if not kind.endswith("-leader")) + OF_KAFKA
+    return tuple(kind for kind in ON_EVERY_LOG if not kind.endswith("-leader")) + OF_KAFKA + further
 
 
 def episodes(seed: int, kinds: Sequence[str]) -> Iterator[list[PlannedFault]]:

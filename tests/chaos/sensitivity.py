@@ -1,15 +1,18 @@
-"""How much the judge would notice: each answer of a run is made wrong, and judged again."""
+"""How much the judge would notice: each answer of a run is made wrong, or an event lost, and judged again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from tests.chaos.built_state import built_states
 from tests.chaos.checker import check_read
 from tests.chaos.fold import Fold, PartitionFold
 from tests.chaos.history import History, Read, value_of
 
-OLDER, MISSING = "the value before", "no such key"
+OLDER, MISSING, LOST = "the value before", "no such key", "a lost event"
+MOST_LOST = 300
+"""Events of a run that are lost, one at a time."""
 
 
 def sensitivity(history: History) -> Mapping[str, tuple[int, int]]:
@@ -20,7 +23,24 @@ def sensitivity(history: History) -> Mapping[str, tuple[int, int]]:
         for way, wrong in _made_wrong(fold, read):
             made[way] += 1
             noticed[way] += any(check_read(fold, wrong, {}))
-    return {way: (noticed[way], made[way]) for way in made}
+    lost = [any(built_states(fold, rest)) for rest in _without_an_event(history)]
+    return {way: (noticed[way], made[way]) for way in made} | {LOST: (sum(lost), len(lost))}
+
+
+def _without_an_event(history: History) -> Iterator[list[Read]]:
+    """Streams of stores, each without one of its events that have items and an id."""
+    streams: dict[str, list[Read]] = {}
+    for read in history.reads:
+        if read.followed is not None:
+            streams.setdefault(read.followed.stream, []).append(read)
+    lost = [
+        (reads, index)
+        for reads in streams.values()
+        for index, read in enumerate(reads)
+        if read.items and read.followed is not None and read.followed.reached is not None
+    ]
+    for reads, index in lost[:: -(-len(lost) // MOST_LOST) or 1]:
+        yield reads[:index] + reads[index + 1 :]
 
 
 def _made_wrong(fold: Fold, read: Read) -> Iterator[tuple[str, Read]]:

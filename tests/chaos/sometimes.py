@@ -59,6 +59,29 @@ def _moved(kind: str) -> Callable[[History], bool]:
     return is_reached
 
 
+def _store_stream_resumed(history: History) -> bool:
+    """Whether a connection that sent an id went on with a partition at another worker, without a reset."""
+    hosts: dict[tuple[str, int], str] = {}
+    resumed: dict[str, set[int]] = {}
+    for read in history.reads:
+        if (followed := read.followed) is None:
+            continue
+        stream = followed.stream
+        if followed.event == "opened":
+            reached = (followed.reached or {}).items()
+            resumed[stream] = {partition for partition, offsets in reached if offsets.since}
+        elif followed.event == "reset":
+            resumed[stream] -= {*followed.partitions}
+        for partition, portion in read.portions.items():
+            before = hosts.get((stream, partition), portion.host)
+            hosts[stream, partition] = portion.host
+            if partition in resumed[stream]:
+                resumed[stream].remove(partition)
+                if portion.host != before:
+                    return True
+    return False
+
+
 def _behind(history: History) -> bool:
     return any((part.time_lag_ms or 0) > _LONG_MS for read in history.reads for part in read.portions.values())
 
@@ -73,7 +96,7 @@ def _held_back(history: History) -> bool:
 
 _HELD_BACK_MS = 500
 _LONG_MS = 1_000
-_DEATHS = frozenset({"kill-worker", "kill-leader", "stop-worker", "stop-leader", "restart-storm"})
+_DEATHS = frozenset({"kill-worker", "kill-process", "kill-leader", "stop-worker", "stop-leader", "restart-storm"})
 _LAGGING = frozenset({"refuse-writes", "freeze-broker", "kill-broker", "stop-broker"})
 _DAMAGE = frozenset({"damage-sst", "damage-manifest"})
 ALL = (
@@ -94,6 +117,7 @@ ALL = (
     ),
     Sometimes("a session moved to another worker", _moved("key")),
     Sometimes("a stream moved to another worker", _moved("change"), _DEATHS | {"rolling-restart"}),
+    Sometimes("a store's stream resumed at another worker", _store_stream_resumed),
     Sometimes("compaction removed records", _finding("compaction"), log="sqlite"),
     Sometimes("a transaction was aborted", _finding("abort"), log="kafka"),
     Sometimes("an open transaction held answers back", _held_back, log="kafka"),

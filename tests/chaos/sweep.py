@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,8 +11,9 @@ import httpx
 
 from forebay.clock import boot_ms
 from tests.chaos import answers
-from tests.chaos.deployment import Deployment, Node
+from tests.chaos.deployment import Deployment
 from tests.chaos.history import Finding, Read
+from tests.chaos.node import Endpoint
 from tests.chaos.writer import KEYS, Writer
 
 PATIENCE_S = 20
@@ -26,12 +28,12 @@ def sweep(deployment: Deployment, writer: Writer) -> Iterator[Read | Finding]:
     with httpx.Client(timeout=PATIENCE_S) as http:
         for worker in deployment.workers.values():
             if worker.meant_to_run:
-                for store in _STORES:
-                    yield from _sweep_store(http, deployment, writer, worker, store)
+                for endpoint, store in itertools.product(worker.endpoints, _STORES):
+                    yield from _sweep_store(http, deployment, writer, endpoint, store)
 
 
 def _sweep_store(
-    http: httpx.Client, deployment: Deployment, writer: Writer, worker: Node, store: str
+    http: httpx.Client, deployment: Deployment, writer: Writer, worker: Endpoint, store: str
 ) -> Iterator[Read | Finding]:
     spec = deployment.topology.stores[store]
     split: dict[int, list[str]] = {}

@@ -1,6 +1,7 @@
 """The checker accepts what is promised, and finds every kind of violation that is planted in a history."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -271,7 +272,7 @@ def test_a_replica_that_is_at_no_point_of_history_states_no_absence():
     assert kinds(listed(KEY, portions={0: cold}, scope=Scope(key="k")), records=long) == {"short-list"}
 
 
-@pytest.mark.parametrize("kind", ["process-ended", "stack-trace", "not-converged"])
+@pytest.mark.parametrize("kind", ["process-ended", "outlived", "stack-trace", "not-converged"])
 def test_what_the_run_found_is_a_violation(kind):
     assert [found.kind for found in check(History(findings=[Finding(kind, "w1", 1.0)]))] == [kind]
 
@@ -280,8 +281,10 @@ def test_other_findings_are_none():
     assert check(History(findings=[Finding("rebuild", "w1", 1.0)])) == []
 
 
-def test_every_kind_of_violation_is_planted_above():
-    text = __import__("pathlib").Path(__file__).read_text()
+def test_every_kind_of_violation_is_planted():
+    text = "".join(
+        Path(__file__).with_name(name).read_text() for name in ("test_checker.py", "test_built_state.py")
+    )
     assert [kind for kind in KINDS if f'"{kind}"' not in text] == []
 
 

@@ -19,7 +19,7 @@ def proxied() -> Iterator[tuple[Proxies, Proxy]]:
     with socket.create_server(("127.0.0.1", upstream_port)) as server:
         Thread(target=echo, args=[server], daemon=True).start()
         try:
-            yield proxies, proxies.add(port, upstream_port)
+            yield proxies, proxies.add("127.0.0.1", port, upstream_port)
         finally:
             proxies.close()
 

@@ -7,7 +7,7 @@ from tests.chaos.history import Fault, Finding, History, Portion, Read, Record, 
 from tests.chaos.promises import KINDS, Violation
 from tests.chaos.report import page
 from tests.chaos.result import NO_FAULT, TOGETHER, Result, percentile, result_of
-from tests.chaos.sensitivity import MISSING, OLDER, sensitivity
+from tests.chaos.sensitivity import LOST, MISSING, OLDER, sensitivity
 from tests.chaos.sometimes import unreached
 
 RUN = {"command": "scripts/chaos", "minutes": 1.0, "date": "2026-01-01", "commit": "abc"}
@@ -90,7 +90,7 @@ def test_the_judge_tells_how_much_it_would_have_noticed():
     fresh = Portion(3, "active", "w1", 0, 0, 0)
     shown = read(100.0, items=((("k",), value_of(("k",), 2)),))
     seen = History(records=records, reads=[replace(shown, portions={0: fresh})])
-    assert sensitivity(seen) == {OLDER: (1, 1), MISSING: (1, 1)}
+    assert sensitivity(seen) == {OLDER: (1, 1), MISSING: (1, 1), LOST: (0, 0)}
     # A lag as large as the log excludes nothing.
     late = Portion(3, "standby", "w1", 3, 1_000, 1_000)
     assert sensitivity(replace(seen, reads=[replace(shown, portions={0: late})]))[OLDER] == (0, 1)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import httpx
+import msgspec
 import pytest
 
 from forebay.client.exchange import Pause, Plan, Request, Send
@@ -15,7 +16,8 @@ from forebay.client.reads import ClientReads
 from forebay.client.results import Answer
 from forebay.client.target_partition import TargetPartition
 from forebay.errors import LagExceedsTolerance, NoReplica
-from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
+from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata, StreamsMetadataState
+from forebay.rest.documents import map_answer
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 
@@ -170,11 +172,15 @@ def followed(plan: Plan[T], clock: Clock, *script: tuple[str, Reply]) -> T:
         reply = httpx.Response(status, content=body, request=request) if status else httpx.ConnectError("refused")
 
 
-MAP_1 = ("http://seed:1/v1/metadata", (200, map_of(1, A, B).document()))
+def document_of(map_: ClusterMap) -> Any:
+    return msgspec.to_builtins(map_answer("app", "f", StreamsMetadataState({}, map_)))
+
+
+MAP_1 = ("http://seed:1/v1/metadata", (200, document_of(map_of(1, A, B))))
 
 
 def test_what_is_not_where_the_map_says_is_read_where_a_newer_map_says(clock):
-    newer = 200, map_of(2, C).document()
+    newer = 200, document_of(map_of(2, C))
     script = [
         MAP_1,
         ("http://a:1/read", NOT_HERE),
@@ -243,7 +249,7 @@ def test_of_a_batch_what_one_replica_does_not_hold_is_read_from_another(clock):
     found = followed(
         reads.get_many("s", [keys[0], keys[1]], None, {}),
         clock,
-        ("http://seed:1/v1/metadata", (200, ClusterMap(Generation(1, 1), hosts).document())),
+        ("http://seed:1/v1/metadata", (200, document_of(ClusterMap(Generation(1, 1), hosts)))),
         ("http://a:1/v1/stores/s/batch-get", REFUSED),
         ("http://b:1/v1/stores/s/batch-get", (200, {"results": [of(B, 0), elsewhere]})),
         ("http://c:1/v1/stores/s/batch-get", (200, {"results": [of(C, 1)]})),

@@ -13,12 +13,14 @@ import httpx
 import pytest
 
 from forebay.changelog import Heartbeat
-from forebay.metadata import ClusterMap, Generation, StreamsMetadataState
+from forebay.metadata import Generation, StreamsMetadataState
 from forebay.position import decode_position
 from forebay.rest.batches import read_batch_frames
+from forebay.rest.documents import cluster_map_of
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import SCAN_ROUTES, Cursor, ScanPage, make_scan
 from forebay.task_ids import TopicPartition
+from forebay_router.cluster.statuses import read_status
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.upstream.replica_headers import reported_in
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
@@ -148,11 +150,12 @@ def test_an_old_group_message_is_understood(wire):
 
 
 def test_an_old_workers_status_and_metadata_are_read(wire):
-    known = ClusterMap.from_document(wire["metadata"])
+    known = cluster_map_of(wire["metadata"])
     assert {store for host in known.hosts for store in host.active_store_names} == STORES
     assert StreamsMetadataState({}, known).all_metadata() == known.hosts
     view = WorkerView(known.hosts[0].host)
-    view.take(json.dumps(wire["status"]).encode(), wire["status"], 1_000.0)
+    body = json.dumps(wire["status"]).encode()
+    view.take(body, read_status(body)[1], 1_000.0)
     assert view.generation == known.generation
     assert view.incarnation == wire["status"]["incarnation"]
     assert {store for store, _ in view.replicas} == STORES

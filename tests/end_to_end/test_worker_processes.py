@@ -139,6 +139,19 @@ def test_a_process_that_is_killed_is_replaced_and_its_tasks_are_answered_meanwhi
     assert figure(get(served.second, "/metrics").text, "forebay_reads_total") >= counted
 
 
+@pytest.mark.chaos
+def test_the_first_process_is_replaced_and_the_others_stay(served):
+    parent = served.cluster.workers[served.worker].pid
+    first, second = children(parent)
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: not Path(f"/proc/{first}").exists(), "death")
+    assert get(served.second, "/readyz").status_code == 503
+    for key in KEYS:
+        assert get(served.router, f"/v1/stores/counts/keys/{key}").status_code == 200
+    wait_until(lambda: get(served.second, "/readyz").status_code == 200, "readiness")
+    assert second in children(parent)
+
+
 def ended(worker: str) -> bool:
     with contextlib.suppress(httpx.TransportError):
         get(worker, "/livez")

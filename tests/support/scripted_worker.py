@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+import msgspec
 
 from forebay.metadata import HostInfo
 from forebay.process_identity import Identity
@@ -20,7 +21,7 @@ def answer(body: bytes, status: bytes = b"200 OK", extra: bytes = b"") -> bytes:
 
 
 ASKS_IDENTITY = b"GET /v1/identity "
-IDENTITY = answer(json.dumps(Identity("worker", "test", "p", 1).document()).encode())
+IDENTITY = answer(msgspec.json.encode(Identity("worker", "test", "p", 1)))
 _READ_BYTES = 64 << 10
 
 

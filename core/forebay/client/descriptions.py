@@ -10,6 +10,8 @@ from forebay.client.exchange import MALFORMED, Mismatch, Plan, Request, not_of_a
 from forebay.client.results import ReplicaLag, replica_lag_of
 from forebay.metadata import ClusterMap, StreamsMetadataState
 from forebay.process_identity import IDENTITY_PATH, Identity
+from forebay.rest.documents import cluster_map_of
+from forebay.shapes.reading import read_values
 from forebay.topology import StoreSpec
 
 T = TypeVar("T")
@@ -51,7 +53,7 @@ class Descriptions:
 
     def map(self, deadline_ms: float) -> Plan[ClusterMap]:
         """The map alone; raises ``Problem``."""
-        return self._read("/v1/metadata", "hosts", ClusterMap.from_document, deadline_ms)
+        return self._read("/v1/metadata", "hosts", cluster_map_of, deadline_ms)
 
     def identity(self, deadline_ms: float) -> Plan[Identity]:
         """Which process answers; raises ``Problem``."""
@@ -90,7 +92,7 @@ def _specs(document: Mapping[str, Any]) -> dict[str, StoreSpec]:
 
 
 def _identity(document: Mapping[str, Any]) -> Identity:
-    return Identity(*(document[name] for name in Identity._fields))
+    return read_values(document, Identity)
 
 
 def _lags(store: str | None, document: Mapping[str, Any]) -> list[ReplicaLag]:

@@ -6,23 +6,24 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from msgspec import Struct
 
 from forebay.console.findings import findings_of, gravest_first
-from forebay.console.health import health_document
-from forebay.console.history import Bounds, History, StoreCounts, StoreSample, history_document
-from forebay.console.replica_states import partition_document
+from forebay.console.health import health_answer
+from forebay.console.history import Bounds, History, StoreCounts, StoreSample, history_answer
+from forebay.console.replicas_page import partition_replicas
+from forebay.console.shapes import HealthAnswer, HistoryAnswer, ReplicasAnswer, TimelineAnswer
 from forebay.console.survey import Survey, Surveyed
 from forebay.console.timeline import Timeline
 from forebay.errors import BadParameter, NotReady, Problem, UnknownStore
 from forebay.rest.answers import json_answer
 from forebay.rest.application import respond, responses
-from forebay.rest.json_parts import json_answer_in_turns
 from forebay.rest.parameters import natural_parameters, text_parameters
-from forebay.rest.schemas import HEALTH_SCHEMA, HISTORY_SCHEMA, REPLICAS_SCHEMA, TIMELINE_SCHEMA, Schema
+from forebay.shapes.components import reference
 from forebay.topology import StoreSpec
 
 _MOST_PARTITIONS = 1_000
@@ -50,7 +51,7 @@ class ConsoleProcess(Surveyed, Protocol):
 class Console:
     """What a process remembers for the console."""
 
-    tier: str
+    tier: Literal["router", "worker"]
     process: ConsoleProcess
     history: History
     survey: Survey
@@ -58,7 +59,10 @@ class Console:
 
     @classmethod
     def of(
-        cls, tier: str, process: ConsoleProcess, counters: Callable[[], Mapping[str, StoreCounts]] | None = None
+        cls,
+        tier: Literal["router", "worker"],
+        process: ConsoleProcess,
+        counters: Callable[[], Mapping[str, StoreCounts]] | None = None,
     ) -> Console:
         """The console of a process; ``counters`` returns its ``StoreCounts`` by store, None if it has none."""
         timeline = Timeline()
@@ -80,7 +84,7 @@ class Console:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> HealthAnswer:
         """``GET /v1/health``."""
         surveys = self.survey.newest
         found = findings_of(surveys, knows_all_replicas=self.process.knows_all_replicas)
@@ -89,25 +93,24 @@ class Console:
             application_id: str | None = self.process.application()[0]
         except NotReady:
             application_id = None
-        return health_document(self.tier, application_id, self.process.state, surveys, findings)
+        return health_answer(self.tier, application_id, self.process.state, surveys, findings)
 
-    def replicas(self, store: str, first: int, limit: int) -> dict[str, Any]:
-        """``GET /v1/stores/{store}/replicas``, its partitions one after the other; raises ``UnknownStore`` or
-        ``NotReady``."""
+    def replicas(self, store: str, first: int, limit: int) -> ReplicasAnswer:
+        """``GET /v1/stores/{store}/replicas``; raises ``UnknownStore`` or ``NotReady``."""
         process = self.process
         spec = process.spec(store)
         end = min(first + limit, spec.partitions)
         known = ((partition, process.replica_states(spec, partition)) for partition in range(first, end))
-        return {
-            "store": store,
-            "generation": process.metadata.map.generation.number,
-            "partitions": (
-                partition_document(partition, replicas)
+        return ReplicasAnswer(
+            store=store,
+            generation=process.metadata.map.generation.number,
+            partitions=[
+                partition_replicas(partition, replicas)
                 for partition, replicas in known
                 if replicas or process.knows_all_replicas
-            ),
-            "next": end if end < spec.partitions else None,
-        }
+            ],
+            next=end if end < spec.partitions else None,
+        )
 
 
 _Samples = Callable[[str], Awaitable[Sequence[StoreSample]]]
@@ -117,7 +120,7 @@ def add_console_routes(app: FastAPI, console: Console, bounds: Bounds | None, sa
     """Add the documents; ``samples`` are those of a store, of all processes."""
 
     def get(
-        path: str, operation_id: str, schema: Schema, *problems: type[Problem], **parameters: str
+        path: str, operation_id: str, shape: type[Struct], *problems: type[Problem], **parameters: str
     ) -> Callable[..., object]:
         documented = [_parameter(name, text) for name, text in parameters.items()]
         return app.get(
@@ -125,26 +128,26 @@ def add_console_routes(app: FastAPI, console: Console, bounds: Bounds | None, sa
             tags=["console"],
             operation_id=operation_id,
             response_class=Response,
-            responses=responses(*problems, schema=schema),
+            responses=responses(*problems, schema=reference(shape)),
             openapi_extra={"parameters": documented} if documented else None,
         )
 
-    @get("/v1/health", "health", HEALTH_SCHEMA, BadParameter)
+    @get("/v1/health", "health", HealthAnswer, BadParameter)
     async def health(request: Request) -> Response:
         """What is served, within what age, by how many workers; what is wrong, and the remedy."""
         text_parameters(request.scope["query_string"])
         return respond(json_answer(console.health()))
 
-    @get("/v1/timeline", "timeline", TIMELINE_SCHEMA, BadParameter)
+    @get("/v1/timeline", "timeline", TimelineAnswer, BadParameter)
     async def timeline(request: Request) -> Response:
         """What changed of late: assignments, promotions, restores, workers."""
         text_parameters(request.scope["query_string"])
-        return respond(json_answer({"events": console.timeline.documents()}))
+        return respond(json_answer(TimelineAnswer(console.timeline.events())))
 
     @get(
         "/v1/stores/{store}/replicas",
         "replicas",
-        REPLICAS_SCHEMA,
+        ReplicasAnswer,
         NotReady,
         UnknownStore,
         BadParameter,
@@ -155,13 +158,13 @@ def add_console_routes(app: FastAPI, console: Console, bounds: Bounds | None, sa
         numbers = natural_parameters(request.scope["query_string"], **{"from": 0, "limit": _DEFAULT_PARTITIONS})
         if not 1 <= numbers["limit"] <= _MOST_PARTITIONS:
             raise BadParameter(f"limit= must be 1 to {_MOST_PARTITIONS}.", parameter="limit")
-        document = console.replicas(request.path_params["store"], numbers["from"], numbers["limit"])
-        return respond(await json_answer_in_turns(document))
+        page = console.replicas(request.path_params["store"], numbers["from"], numbers["limit"])
+        return respond(json_answer(page))
 
     @get(
         "/v1/stores/{store}/history",
         "history",
-        HISTORY_SCHEMA,
+        HistoryAnswer,
         NotReady,
         UnknownStore,
         BadParameter,
@@ -171,7 +174,7 @@ def add_console_routes(app: FastAPI, console: Console, bounds: Bounds | None, sa
         """The last minutes of a store, by second: reads, times, refusals, lag; and the lag of recent answers."""
         after_ms = natural_parameters(request.scope["query_string"], after_ms=0)["after_ms"]
         store = console.process.spec(request.path_params["store"]).name
-        return respond(await json_answer_in_turns(history_document(store, await samples(store), bounds, after_ms)))
+        return respond(json_answer(history_answer(store, await samples(store), bounds, after_ms)))
 
 
 def _parameter(name: str, text: str) -> dict[str, Any]:

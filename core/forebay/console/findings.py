@@ -3,42 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
+
+from msgspec import Meta, Struct
 
 from forebay.console.replica_states import Condition
+from forebay.shapes.members import Natural
 
 if TYPE_CHECKING:
     from forebay.console.survey import StoreSurvey, Surveys
 
 
-class Finding(NamedTuple):
-    """Something that is wrong: its kind, ``error`` or ``warning``, a sentence, and the remedy."""
+Severity: TypeAlias = Literal["error", "warning"]
+
+
+class Finding(Struct, frozen=True):
+    """Something that is wrong: its kind, how grave it is, a sentence, and the remedy."""
 
     kind: str
-    severity: str
+    severity: Severity
     detail: str
     remedy: str
     store: str | None = None
-    partitions: tuple[int, ...] = ()
-    """Those concerned, or the first of them."""
+    partitions: Annotated[tuple[Natural, ...], Meta(description="Those concerned, or the first of them.")] = ()
 
     @classmethod
-    def of_message(cls, kind: str, severity: str, message: str, otherwise: str) -> Finding:
+    def of_message(
+        cls,
+        kind: str,
+        severity: Severity,
+        message: str,
+        otherwise: str,
+        store: str | None = None,
+        partitions: tuple[int, ...] = (),
+    ) -> Finding:
         """The finding of an error's message: its first sentence says what happened, the others are the remedy.
 
         ``otherwise`` is the remedy if the message has none.
         """
         what, stop, rest = message.partition(". ")
-        return cls(kind, severity, what + stop.strip(), rest or otherwise)
-
-    def document(self) -> dict[str, Any]:
-        """The finding as JSON values."""
-        return {**self._asdict(), "partitions": list(self.partitions)}
+        return cls(kind, severity, what + stop.strip(), rest or otherwise, store, partitions)
 
 
 class _Rule(NamedTuple):
     condition: Condition
-    severity: str
+    severity: Severity
     effect: str
     remedy: str
 
@@ -101,8 +110,9 @@ def findings_of(surveys: Surveys, *, knows_all_replicas: bool) -> Iterator[Findi
 def _failures(survey: StoreSurvey) -> Iterator[Finding]:
     for partition, replica in survey.failures:
         message = f"{survey.store}-{partition} on {replica.host} cannot apply records: {replica.failure}"
-        finding = Finding.of_message("replica-failed", "error", message, _SEE_TROUBLESHOOTING)
-        yield finding._replace(store=survey.store, partitions=(partition,))
+        yield Finding.of_message(
+            "replica-failed", "error", message, _SEE_TROUBLESHOOTING, survey.store, (partition,)
+        )
 
 
 def _finding(concerned: list[StoreSurvey], rule: _Rule) -> Finding:

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 from forebay.clock import epoch_ms
 from forebay.console.findings import Finding
+from forebay.console.shapes import HealthAnswer, RestoreUnderWay, StoreHealth, WorkerCounts
 from forebay.console.survey import Affected, StoreSurvey, Surveys
 from forebay.lag import Lag, worst_lag
 
 
-def health_document(
-    tier: str, application_id: str | None, state: str, surveys: Surveys, findings: Sequence[Finding]
-) -> dict[str, Any]:
-    """The document of one process."""
-    return {
-        "tier": tier,
-        "application_id": application_id,
-        "state": state,
-        "now_ms": int(epoch_ms()),
-        "surveyed_ms": surveys.at_epoch_ms or None,
-        "generation": surveys.generation,
-        "summary": summary(tier, application_id, surveys),
-        "workers": {"known": len(surveys.workers), "live": sum(surveys.workers.values())},
-        "findings": [finding.document() for finding in findings],
-        "stores": [_store_document(survey) for survey in surveys.stores.values()],
-    }
+def health_answer(
+    tier: Literal["router", "worker"],
+    application_id: str | None,
+    state: str,
+    surveys: Surveys,
+    findings: Sequence[Finding],
+) -> HealthAnswer:
+    """The answer of one process."""
+    return HealthAnswer(
+        tier=tier,
+        application_id=application_id,
+        state=state,
+        now_ms=int(epoch_ms()),
+        surveyed_ms=surveys.at_epoch_ms or None,
+        generation=surveys.generation,
+        summary=summary(tier, application_id, surveys),
+        workers=WorkerCounts(known=len(surveys.workers), live=sum(surveys.workers.values())),
+        findings=findings,
+        stores=[_store_health(survey) for survey in surveys.stores.values()],
+    )
 
 
 def summary(tier: str, application_id: str | None, surveys: Surveys) -> str:
@@ -68,21 +73,16 @@ def duration(ms: float) -> str:
     return f"{ms / 60_000:.0f} min" if ms < 7_200_000 else f"{ms / 3_600_000:.0f} h"
 
 
-def _store_document(survey: StoreSurvey) -> dict[str, Any]:
-    return {
-        "store": survey.store,
-        "partitions": survey.partitions,
-        "conditions": {str(condition): count for condition, count in sorted(survey.conditions.items())},
-        **survey.lag.document(),
-        "restores": [_restore_document(restore) for restore in survey.restores],
-    }
+def _store_health(survey: StoreSurvey) -> StoreHealth:
+    return StoreHealth(
+        *survey.lag,
+        store=survey.store,
+        partitions=survey.partitions,
+        conditions={str(condition): count for condition, count in sorted(survey.conditions.items())},
+        restores=[_restore(restore) for restore in survey.restores],
+    )
 
 
-def _restore_document(restore: Affected) -> dict[str, Any]:
+def _restore(restore: Affected) -> RestoreUnderWay:
     partition, replica = restore
-    return {
-        "partition": partition,
-        "host": replica.host,
-        "restored_records": replica.restored_records,
-        "restore_seconds_left": replica.restore_seconds_left,
-    }
+    return RestoreUnderWay(partition, replica.host, replica.restored_records, replica.restore_seconds_left)

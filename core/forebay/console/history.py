@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from forebay.clock import epoch_ms
+from forebay.console.shapes import HistoryAnswer, LagBuckets, SecondOfReads, ServedLag
 from forebay.lag import Lag
 
 log = logging.getLogger(__name__)
@@ -173,43 +174,47 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> fl
     return float(bounds[-1])
 
 
-def history_document(
+def history_answer(
     store: str, samples: Sequence[StoreSample], bounds: Bounds | None, after_ms: int = 0
-) -> dict[str, Any]:
+) -> HistoryAnswer:
     """``GET /v1/stores/{store}/history``, of the samples after a moment.
 
     Without ``bounds`` the process counts no reads by store.
     """
     until_s = samples[-1].at_s if samples else 0
     minute = total(s.counts for s in samples if s.counts is not None and s.at_s > until_s - SERVED_SECONDS)
-    return {
-        "store": store,
-        "interval_ms": 1_000,
-        "samples": [_sample_document(sample, bounds) for sample in samples if sample.at_s * 1000 > after_ms],
-        "served": None if bounds is None else _served_document(minute, bounds),
-    }
+    return HistoryAnswer(
+        store=store,
+        interval_ms=1_000,
+        samples=[_second(sample, bounds) for sample in samples if sample.at_s * 1000 > after_ms],
+        served=None if bounds is None else _served_lag(minute, bounds),
+    )
 
 
-def _sample_document(sample: StoreSample, bounds: Bounds | None) -> dict[str, Any]:
-    counts = sample.counts
-    document: dict[str, Any] = {"at_ms": sample.at_s * 1000, **sample.lag.document()}
-    if bounds is None:
-        return document | {"reads": None, "p50_ms": None, "p99_ms": None, "problems": {}}
-    if counts is None:
-        return document | {"reads": 0, "p50_ms": None, "p99_ms": None, "problems": {}}
-    return document | {
-        "reads": counts.reads,
-        "p50_ms": quantile(bounds.answer_ms, counts.answer_ms, 0.5),
-        "p99_ms": quantile(bounds.answer_ms, counts.answer_ms, 0.99),
-        "problems": counts.problems,
-    }
+def _second(sample: StoreSample, bounds: Bounds | None) -> SecondOfReads:
+    counts = None if bounds is None else sample.counts
+    none_read = None if bounds is None else 0
+    return SecondOfReads(
+        *sample.lag,
+        at_ms=sample.at_s * 1000,
+        reads=none_read if counts is None else counts.reads,
+        p50_ms=_quantile_ms(counts, bounds, 0.5),
+        p99_ms=_quantile_ms(counts, bounds, 0.99),
+        problems={} if counts is None else counts.problems,
+    )
 
 
-def _served_document(minute: StoreCounts | None, bounds: Bounds) -> dict[str, Any]:
+def _quantile_ms(counts: StoreCounts | None, bounds: Bounds | None, share: float) -> float | None:
+    if counts is None or bounds is None:
+        return None
+    return quantile(bounds.answer_ms, counts.answer_ms, share)
+
+
+def _served_lag(minute: StoreCounts | None, bounds: Bounds) -> ServedLag:
     """The lag of the last minute's answers, as histograms: the question is what a tolerance would have refused."""
     served = minute.served if minute is not None else ()
-    figures = {
-        name: {"bounds": list(of), "counts": list(counts or (0,) * (len(of) + 1))}
-        for name, of, counts in zip(Lag._fields, bounds.served, served or ((),) * len(bounds.served), strict=True)
-    }
-    return {"seconds": SERVED_SECONDS, "problems": {} if minute is None else minute.problems, **figures}
+    figures = (
+        LagBuckets(list(of), list(counts or (0,) * (len(of) + 1)))
+        for of, counts in zip(bounds.served, served or ((),) * len(bounds.served), strict=True)
+    )
+    return ServedLag(SERVED_SECONDS, {} if minute is None else minute.problems, *figures)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from forebay.lag import UNKNOWN_LAG, Lag
 
@@ -28,22 +28,6 @@ class ReplicaState(NamedTuple):
     failure: str | None = None
     restored_records: int | None = None
     restore_seconds_left: int | None = None
-
-    def document(self) -> dict[str, Any]:
-        """The replica as JSON values; members that say nothing are left out."""
-        document: dict[str, Any] = {
-            "host": self.host,
-            "role": self.role,
-            "live": self.live,
-            "lagging": self.lagging,
-            **self.lag.document(),
-        }
-        if self.failure is not None:
-            document["failure"] = self.failure
-        if self.restored_records is not None:
-            document["restored_records"] = self.restored_records
-            document["restore_seconds_left"] = self.restore_seconds_left
-        return document
 
 
 class Condition(StrEnum):
@@ -74,6 +58,11 @@ def first_replica(replicas: Sequence[ReplicaState]) -> ReplicaState | None:
     return min(live, key=_order) if live else None
 
 
+def in_order_of_reads(replicas: Sequence[ReplicaState]) -> list[ReplicaState]:
+    """That which reads without bounds go to comes first."""
+    return sorted(replicas, key=_order)
+
+
 def _order(replica: ReplicaState) -> tuple[int, float, str]:
     time_lag_ms = replica.lag.time_lag_ms
     return _ROLE_ORDER[replica.role], float("inf") if time_lag_ms is None else time_lag_ms, replica.host
@@ -90,12 +79,3 @@ def condition(first: ReplicaState | None) -> Condition:
     if first.lagging:
         return Condition.LAGGING
     return Condition.LAG_UNKNOWN if first.lag.time_lag_ms is None else Condition.SERVED
-
-
-def partition_document(partition: int, replicas: Sequence[ReplicaState]) -> dict[str, Any]:
-    """One partition of ``GET /v1/stores/{store}/replicas``."""
-    return {
-        "partition": partition,
-        "condition": condition(first_replica(replicas)),
-        "replicas": [replica.document() for replica in sorted(replicas, key=_order)],
-    }

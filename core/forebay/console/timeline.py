@@ -4,29 +4,39 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, Struct
 
 from forebay.console.replica_states import Condition
 from forebay.console.survey import Affected, StoreSurvey, Surveys
+from forebay.shapes.members import Natural
 
 _MOST_EVENTS = 256
 _MOST_NAMED = 16
 
 
-class TimelineEvent(NamedTuple):
+EventKind: TypeAlias = Literal[
+    "assignment",
+    "promotion",
+    "active-lost",
+    "unheld",
+    "restore-begun",
+    "restore-ended",
+    "worker-up",
+    "worker-down",
+]
+
+
+class TimelineEvent(Struct, frozen=True):
     """Something that changed, as of the survey that noticed it."""
 
-    at_ms: int
-    kind: str
+    at_ms: Natural
+    kind: EventKind
     detail: str
     store: str | None = None
-    partitions: tuple[int, ...] = ()
-    """Those concerned, or the first of them."""
+    partitions: Annotated[tuple[Natural, ...], Meta(description="Those concerned, or the first of them.")] = ()
     host: str | None = None
-
-    def document(self) -> dict[str, Any]:
-        """The event as JSON values."""
-        return {**self._asdict(), "partitions": list(self.partitions)}
 
 
 class Timeline:
@@ -39,9 +49,9 @@ class Timeline:
         """Add what changed from one survey to the next."""
         self._events.extend(changes_between(before, now))
 
-    def documents(self) -> list[dict[str, Any]]:
-        """The events, for ``GET /v1/timeline``."""
-        return [event.document() for event in self._events]
+    def events(self) -> list[TimelineEvent]:
+        """All of them."""
+        return list(self._events)
 
 
 def changes_between(before: Surveys, now: Surveys) -> Iterator[TimelineEvent]:
@@ -66,7 +76,7 @@ def changes_between(before: Surveys, now: Surveys) -> Iterator[TimelineEvent]:
 
 def _promotions(at_ms: int, before: StoreSurvey, now: StoreSurvey) -> Iterator[TimelineEvent]:
     """One event for all partitions of a store that went the same way."""
-    moved: dict[tuple[str, str | None], list[int]] = {}
+    moved: dict[tuple[EventKind, str | None], list[int]] = {}
     for partition, first in now.firsts.items():
         earlier = before.firsts.get(partition)
         if first == earlier:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from forebay.console.findings import Finding
+from msgspec import to_builtins
+
+from forebay.console.findings import Finding, Severity
 from forebay.errors import ForebayError
 
 
@@ -17,9 +19,11 @@ class Check(NamedTuple):
 
     def document(self) -> dict[str, Any]:
         """The check as JSON values."""
-        return {**self._asdict(), "findings": [finding.document() for finding in self.findings]}
+        return {**self._asdict(), "findings": to_builtins(self.findings)}
 
 
-def of_error(kind: str, error: ForebayError, remedy: str, severity: str = "error") -> Finding:
+def of_error(
+    kind: str, error: ForebayError, remedy: str, severity: Severity = "error", store: str | None = None
+) -> Finding:
     """The finding of an error; ``remedy`` is for one whose message has none."""
-    return Finding.of_message(kind, severity, str(error), remedy)
+    return Finding.of_message(kind, severity, str(error), remedy, store)

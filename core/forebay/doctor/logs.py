@@ -47,9 +47,9 @@ def _of_log(opened: Changelog, spec: StoreSpec) -> list[Finding]:
     except ChangelogUnreachable:
         raise
     except TopicMissing as error:
-        return [of_error("topic-missing", error, _APPLY, "warning")._replace(store=spec.name)]
+        return [of_error("topic-missing", error, _APPLY, "warning", spec.name)]
     except ForebayError as error:
-        return [of_error("topic-unsuitable", error, _APPLY)._replace(store=spec.name)]
+        return [of_error("topic-unsuitable", error, _APPLY, store=spec.name)]
     partitions = [TopicPartition(spec.topic, partition) for partition in range(spec.partitions)]
     known = opened.end_offsets(partitions)
     away = tuple(tp.partition for tp in partitions if tp not in known)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from forebay import __version__
 from forebay.bearer_tokens import TokensFile
-from forebay.console.findings import Finding
+from forebay.console.findings import Finding, Severity
 from forebay.doctor.check import Check, of_error
 from forebay.errors import SettingError
 from forebay.topology import Topology
@@ -108,7 +108,7 @@ def disk_verdict(name: str, directory: Path, free_bytes: int, total_bytes: int) 
     detail = f"{directory} has {free_bytes / 2**30:.1f} of {total_bytes / 2**30:.1f} GiB free"
     if free_bytes >= max(_LEAST_FREE_BYTES, _LEAST_FREE * total_bytes):
         return Check(name, detail)
-    severity = "error" if free_bytes < _FULL_BYTES else "warning"
+    severity: Severity = "error" if free_bytes < _FULL_BYTES else "warning"
     remedy = "Free some space, or use a larger disk: a full one stops what is written."
     return Check(name, detail, (Finding("disk-full", severity, f"{detail}.", remedy),))
 

@@ -13,6 +13,7 @@ from forebay.console.findings import Finding
 from forebay.console.health import duration
 from forebay.doctor.check import Check, of_error
 from forebay.errors import ForebayError
+from forebay.shapes.reading import read_values
 from forebay.topology import Topology
 
 _MOST_SKEW_MS = 250.0
@@ -64,7 +65,7 @@ def process_verdict(url: str, answers: Answers, topology: Topology | None) -> Ch
     """The check of one process that answers."""
     status, health = answers.status, answers.health
     application = health["application_id"]
-    findings = [Finding(**{**one, "partitions": tuple(one["partitions"])}) for one in health["findings"]]
+    findings = read_values(health["findings"], list[Finding])
     ahead_ms = answers.ahead_ms
     if abs(ahead_ms) > _MOST_SKEW_MS + answers.unsure_ms:
         direction = "ahead of" if ahead_ms > 0 else "behind"

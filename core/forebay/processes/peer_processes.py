@@ -10,14 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forebay.rest.json_parts import reading_json
 from forebay.rest.tickets import make_ticket_key
-from forebay.rest.turns import result_in_turns
 from forebay.timeouts import running_timeout
 
 _TIMEOUT_S = 1.0
-_METRICS_DEPTH = 3
-"""That of a sample in the longest answer: in an array of a metric's."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +80,7 @@ class PeerProcesses:
                 reader, writer = await asyncio.open_unix_connection(self._place.socket_of(number))
                 with contextlib.closing(writer):
                     writer.write(f"{question}\n".encode())
-                    text = (await reader.read()).decode()
-                    return await result_in_turns(reading_json(text, _METRICS_DEPTH))
+                    return json.loads(await reader.read())
         except (OSError, ValueError):
             return None
 

@@ -7,6 +7,8 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import msgspec
+
 from forebay.errors import PROBLEM_MEDIA_TYPE, Problem, Unauthenticated
 from forebay.lag import Lag
 
@@ -159,6 +161,14 @@ def problem_answer(problem: Problem, source: ReplicaInfo | None = None, lines: b
 
 
 def json_answer(document: Any, status: int = 200) -> HttpAnswer:
-    """Any JSON document as an answer."""
-    body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-    return HttpAnswer(status, JSON_HEAD + NO_STORE, body)
+    """Any document, an object of ``forebay.shapes`` or JSON values, as an answer."""
+    return HttpAnswer(status, JSON_HEAD + NO_STORE, json_body(document))
+
+
+def json_body(document: Any) -> bytes:
+    """A document in JSON; what a name of a file has beside characters becomes question marks."""
+    try:
+        return msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        builtins = msgspec.to_builtins(document)
+        return json.dumps(builtins, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

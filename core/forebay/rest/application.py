@@ -49,6 +49,7 @@ from forebay.rest.limits import HeldMemory
 from forebay.rest.parameters import split_query
 from forebay.rest.ticket_parameter import TicketParameter
 from forebay.rest.tickets import Tickets, followed
+from forebay.shapes.components import components
 
 log = logging.getLogger(__name__)
 
@@ -385,7 +386,8 @@ async def _options() -> Response:
 def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        schema.setdefault("components", {}).setdefault("schemas", {})["Problem"] = PROBLEM_SCHEMA
+        schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+        schemas.update({**components(schema["paths"]), "Problem": PROBLEM_SCHEMA})
         schema["components"]["securitySchemes"] = {
             "token": {"type": "http", "scheme": "bearer"},
             "ticket": {"type": "apiKey", "in": "query", "name": "ticket"},

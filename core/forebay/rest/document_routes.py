@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from msgspec import Struct
 
 from forebay.codecs import from_segment
 from forebay.errors import (
@@ -23,22 +24,21 @@ from forebay.process_identity import IDENTITY_PATH, Identity
 from forebay.rest.answers import json_answer
 from forebay.rest.application import respond, responses
 from forebay.rest.documents import (
-    key_metadata_document,
-    metadata_document,
-    store_metadata_document,
-    stores_document,
+    key_metadata_answer,
+    map_answer,
+    store_description,
+    store_metadata_answer,
+    stores_answer,
 )
-from forebay.rest.json_parts import json_answer_in_turns
 from forebay.rest.parameters import partition_parameter, text_parameters
-from forebay.rest.schemas import (
-    IDENTITY_SCHEMA,
-    KEY_METADATA_SCHEMA,
-    LAGS_SCHEMA,
-    METADATA_SCHEMA,
-    STORE_METADATA_SCHEMA,
-    STORE_SCHEMA,
-    STORES_SCHEMA,
-    Schema,
+from forebay.shapes.components import reference
+from forebay.shapes.replicas import LagsAnswer
+from forebay.shapes.stores import (
+    KeyMetadataAnswer,
+    MapAnswer,
+    StoreDescription,
+    StoreMetadataAnswer,
+    StoresAnswer,
 )
 from forebay.topology import StoreSpec
 
@@ -63,23 +63,23 @@ class Introspectable(Protocol):
         """A store's specification; raises ``UnknownStore`` or ``NotReady``."""
         ...
 
-    def replicas_document(self) -> Iterator[dict[str, Any]]:
-        """Every replica known here: store, partition, host, role, position, end offset, lag; made one by one."""
+    def replica_rows(self, store: str | None = None) -> Sequence[object]:
+        """Every replica known here, or those of a store: objects or JSON values of the form ``ReplicaRow``."""
         ...
 
 
 def add_document_routes(
     app: FastAPI,
     described: Introspectable,
-    status_document: Callable[[], Awaitable[dict[str, Any]]],
-    status_schema: Schema,
+    status_of: Callable[[], Awaitable[Struct]],
+    status_shape: type[Struct],
 ) -> None:
-    """Add the routes to an application; ``status_document`` is what ``/v1/status`` answers."""
+    """Add the routes to an application; ``status_of`` gives what ``/v1/status`` answers."""
 
     def get(
         path: str,
         operation_id: str,
-        schema: Schema,
+        shape: type[Struct],
         *problems: type[Problem],
         parameter: dict[str, Any] | None = None,
     ) -> Callable[..., object]:
@@ -88,47 +88,46 @@ def add_document_routes(
             tags=["metadata"],
             operation_id=operation_id,
             response_class=Response,
-            responses=responses(NotReady, BadParameter, *problems, schema=schema),
+            responses=responses(NotReady, BadParameter, *problems, schema=reference(shape)),
             openapi_extra=None if parameter is None else {"parameters": [parameter]},
         )
 
-    @get(IDENTITY_PATH, "identity", IDENTITY_SCHEMA)
+    @get(IDENTITY_PATH, "identity", Identity)
     async def identity(request: Request) -> Response:
         """Which process answers here; to anybody, since routers read it before they send their token."""
         _take_none(request)
-        return respond(json_answer(described.identity().document()))
+        return respond(json_answer(described.identity()))
 
-    @get("/v1/stores", "list_stores", STORES_SCHEMA)
+    @get("/v1/stores", "list_stores", StoresAnswer)
     async def stores(request: Request) -> Response:
         """Every store: kind, codecs, partitions."""
         _take_none(request)
-        document = stores_document(*described.application(), described.metadata.stores.values())
-        return respond(json_answer(document))
+        listed = stores_answer(*described.application(), described.metadata.stores.values())
+        return respond(json_answer(listed))
 
-    @get("/v1/stores/{store}", "describe_store", STORE_SCHEMA, UnknownStore)
+    @get("/v1/stores/{store}", "describe_store", StoreDescription, UnknownStore)
     async def store(request: Request, store: str) -> Response:
         """One store: kind, codecs, partitions."""
         _take_none(request)
-        return respond(json_answer(described.spec(store).document()))
+        return respond(json_answer(store_description(described.spec(store))))
 
-    @get("/v1/metadata", "all_metadata", METADATA_SCHEMA)
+    @get("/v1/metadata", "all_metadata", MapAnswer)
     async def all_metadata(request: Request) -> Response:
         """StreamsMetadata of every host, as of the newest generation known here."""
         _take_none(request)
-        document = metadata_document(*described.application(), described.metadata)
-        return respond(await json_answer_in_turns(document))
+        return respond(json_answer(map_answer(*described.application(), described.metadata)))
 
-    @get("/v1/metadata/stores/{store}", "metadata_for_store", STORE_METADATA_SCHEMA, UnknownStore)
+    @get("/v1/metadata/stores/{store}", "metadata_for_store", StoreMetadataAnswer, UnknownStore)
     async def store_metadata(request: Request, store: str) -> Response:
         """The hosts that are active for a store, and those that hold standbys."""
         _take_none(request)
         described.spec(store)
-        return respond(await json_answer_in_turns(store_metadata_document(store, described.metadata)))
+        return respond(json_answer(store_metadata_answer(store, described.metadata)))
 
     @get(
         "/v1/metadata/stores/{store}/keys/{key}",
         "metadata_for_key",
-        KEY_METADATA_SCHEMA,
+        KeyMetadataAnswer,
         UnknownStore,
         BadKey,
         UnknownPartitioner,
@@ -150,29 +149,27 @@ def add_document_routes(
             found = metadata.key_query_metadata(store, plain)
         else:
             found = metadata.partition_metadata(store, partition)
-        return respond(json_answer(key_metadata_document(store, codec, plain, found)))
+        return respond(json_answer(key_metadata_answer(store, codec, plain, found)))
 
     @get(
         "/v1/lags",
         "lags",
-        LAGS_SCHEMA,
+        LagsAnswer,
         UnknownStore,
         parameter=_parameter("store", {"type": "string"}, "Only the replicas of this store."),
     )
     async def lags(request: Request) -> Response:
         """Per store, partition and host known here: position, end offset, lag, role."""
         store = text_parameters(request.scope["query_string"], "store").get("store")
-        rows = described.replicas_document()
         if store is not None:
-            name = described.spec(store).name
-            rows = (row for row in rows if row["store"] == name)
-        return respond(await json_answer_in_turns({"lags": rows}))
+            described.spec(store)
+        return respond(json_answer({"lags": described.replica_rows(store)}))
 
-    @get("/v1/status", "status", status_schema)
+    @get("/v1/status", "status", status_shape)
     async def status(request: Request) -> Response:
         """This process: tier, incarnation, sequence, state, generation, and more by tier."""
         _take_none(request)
-        return respond(await json_answer_in_turns(await status_document()))
+        return respond(json_answer(await status_of()))
 
 
 def _take_none(request: Request) -> None:

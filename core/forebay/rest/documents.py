@@ -1,51 +1,90 @@
-"""Documents that both tiers answer with: stores and metadata."""
+"""Answers of both tiers about stores and metadata, and how they are read."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from forebay.codecs import KeyCodec
-from forebay.metadata import ClusterMap, KeyQueryMetadata, StreamsMetadata, StreamsMetadataState
+from forebay.metadata import (
+    ClusterMap,
+    Generation,
+    HostInfo,
+    KeyQueryMetadata,
+    StreamsMetadata,
+    StreamsMetadataState,
+)
+from forebay.shapes.reading import read_values
+from forebay.shapes.stores import (
+    HostMetadata,
+    KeyMetadataAnswer,
+    MapAnswer,
+    StoreDescription,
+    StoreMetadataAnswer,
+    StoresAnswer,
+)
+from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 
 
-def stores_document(application_id: str, fingerprint: str, stores: Iterable[StoreSpec]) -> dict[str, Any]:
+def store_description(spec: StoreSpec) -> StoreDescription:
+    """``GET /v1/stores/{store}``."""
+    return StoreDescription(**spec.document())
+
+
+def stores_answer(application_id: str, fingerprint: str, stores: Iterable[StoreSpec]) -> StoresAnswer:
     """``GET /v1/stores``."""
-    return {
-        "application_id": application_id,
-        "topology": fingerprint,
-        "stores": [spec.document() for spec in stores],
-    }
+    return StoresAnswer(application_id, fingerprint, [store_description(spec) for spec in stores])
 
 
-def metadata_document(application_id: str, fingerprint: str, state: StreamsMetadataState) -> dict[str, Any]:
-    """``GET /v1/metadata``; before the first assignment its generation is 0 and it lists no hosts.
-
-    Those are an iterator, which makes the document of each.
-    """
-    return {
-        "application_id": application_id,
-        "topology": fingerprint,
-        **ClusterMap(state.map.generation).document(),
-        "hosts": (host.document() for host in state.map.hosts),
-    }
+def map_answer(application_id: str, fingerprint: str, state: StreamsMetadataState) -> MapAnswer:
+    """``GET /v1/metadata``; before the first assignment its generation is 0 and it lists no hosts."""
+    incarnation, generation = state.map.generation
+    hosts = [_host_metadata(host) for host in state.map.hosts]
+    return MapAnswer(application_id, fingerprint, incarnation, generation, hosts)
 
 
-def store_metadata_document(store: str, state: StreamsMetadataState) -> dict[str, Any]:
+def cluster_map_of(document: Any) -> ClusterMap:
+    """The map in the JSON values of ``GET /v1/metadata``; raises ``ValueError`` if there is none."""
+    answer = read_values(document, MapAnswer)
+    generation = Generation(answer.incarnation, answer.generation)
+    return ClusterMap(generation, tuple(map(_streams_metadata, answer.hosts)))
+
+
+def store_metadata_answer(store: str, state: StreamsMetadataState) -> StoreMetadataAnswer:
     """``GET /v1/metadata/stores/{store}``."""
-
-    def documents(hosts: tuple[StreamsMetadata, ...]) -> Iterator[dict[str, Any]]:
-        return (host.document() for host in hosts)
-
-    return {
-        "store": store,
-        "active": documents(state.all_metadata_for_store(store)),
-        "standby": documents(state.all_standby_metadata_for_store(store)),
-    }
+    active, standby = state.all_metadata_for_store(store), state.all_standby_metadata_for_store(store)
+    return StoreMetadataAnswer(store, [*map(_host_metadata, active)], [*map(_host_metadata, standby)])
 
 
-def key_metadata_document(store: str, codec: KeyCodec, plain: bytes, metadata: KeyQueryMetadata) -> dict[str, Any]:
+def key_metadata_answer(
+    store: str, codec: KeyCodec, plain: bytes, metadata: KeyQueryMetadata
+) -> KeyMetadataAnswer:
     """``GET /v1/metadata/stores/{store}/keys/{key}``."""
-    return {"store": store, "key": json.loads(codec.to_json(plain)), **metadata.document()}
+    active, standbys = metadata.active_host, [*map(str, metadata.standby_hosts)]
+    key = msgspec.Raw(codec.to_json(plain))
+    return KeyMetadataAnswer(store, key, None if active is None else str(active), standbys, metadata.partition)
+
+
+def _host_metadata(metadata: StreamsMetadata) -> HostMetadata:
+    return HostMetadata(
+        host=str(metadata.host),
+        active_store_names=sorted(metadata.active_store_names),
+        active_topic_partitions=sorted(metadata.active_topic_partitions),
+        standby_store_names=sorted(metadata.standby_store_names),
+        standby_topic_partitions=sorted(metadata.standby_topic_partitions),
+        process_ids=sorted(metadata.process_ids),
+    )
+
+
+def _streams_metadata(host: HostMetadata) -> StreamsMetadata:
+    return StreamsMetadata(
+        HostInfo.parse(host.host),
+        frozenset(TopicPartition(*tp) for tp in host.active_topic_partitions),
+        frozenset(TopicPartition(*tp) for tp in host.standby_topic_partitions),
+        frozenset(host.active_store_names),
+        frozenset(host.standby_store_names),
+        frozenset(host.process_ids),
+    )

@@ -88,10 +88,13 @@ class EventStreams:
             async with self._until_ended():
                 try:
                     await send_body(_encoded(first))
+                    # What was sent may be a large page, and thousands of streams wait for their next.
+                    del first
                     async for event in events:
                         if (refusal := later_refusal(scope)) is not None:
                             raise refusal
                         await send_body(_encoded(event))
+                        del event
                 except Problem as problem:
                     await send_body(problem_event(problem).encode())
         if self._ending:
@@ -158,5 +161,8 @@ class EventStream(StreamingResponse):
     async def stream_response(self, send: Send) -> None:
         """Send the head, the events and the end."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await self._streams.send(self._first, self._events, self._scope, send)
+        first, self._first = self._first, None
+        sending = self._streams.send(first, self._events, self._scope, send)
+        del first
+        await sending
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -27,7 +27,8 @@ from forebay.rest.parameters import (
 )
 from forebay.rest.posted_cursor import POSTED_CURSOR_BODY
 from forebay.rest.scans import SCAN_ROUTES, ScanRoute
-from forebay.rest.schemas import BATCH_SCHEMA, KEY_SCHEMA, list_schema
+from forebay.shapes.components import reference
+from forebay.shapes.reads import BatchAnswer, KeyAnswer, list_answer
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -51,14 +52,23 @@ def _scan_route(scan: ScanRoute) -> ReadRoute:
     if not scan.store_kind.lists_by_time:
         known = ENTRIES_PARAMETERS
     of = "of one key" if scan.keyed else "of all keys"
-    return ReadRoute(scan.path, f"Read {scan.items} {of}", known, list_schema(scan.store_kind, scan.keyed), scan)
+    schema = reference(list_answer(scan.store_kind, scan.keyed))
+    return ReadRoute(scan.path, f"Read {scan.items} {of}", known, schema, scan)
 
 
 READ_ROUTES = (
-    ReadRoute("/v1/stores/{store}/keys/{key}", "Read one key", KEY_PARAMETERS, KEY_SCHEMA, headers=ANSWER_HEADERS),
+    ReadRoute(
+        "/v1/stores/{store}/keys/{key}",
+        "Read one key",
+        KEY_PARAMETERS,
+        reference(KeyAnswer),
+        headers=ANSWER_HEADERS,
+    ),
     *(_scan_route(scan) for scan in SCAN_ROUTES),
 )
-BATCH_ROUTE = ReadRoute("/v1/stores/{store}/batch-get", "Read several keys", KEY_PARAMETERS, BATCH_SCHEMA)
+BATCH_ROUTE = ReadRoute(
+    "/v1/stores/{store}/batch-get", "Read several keys", KEY_PARAMETERS, reference(BatchAnswer)
+)
 _CLIENT_LEFT = 499
 """nginx's status for that."""
 

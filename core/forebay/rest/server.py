@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import logging
 import os
 import resource
@@ -28,6 +27,7 @@ from forebay.metadata import HostInfo
 from forebay.process_identity import IDENTITY_PATH
 from forebay.rest.answers import problem_answer
 from forebay.rest.application import respond
+from forebay.rest.garbage import GarbageCollection
 from forebay.rest.proxied_listener import ProxiedListener, ProxyHeaders
 from forebay.rest.proxy_header import Client
 from forebay.rest.unix_listeners import is_unix_listener
@@ -158,9 +158,7 @@ class HttpServer(uvicorn.Server):
             if not _listens(listener):
                 await self.lifespan.shutdown()
                 raise cannot_listen(address, OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)))
-        # Existing objects stay. Scanning all of them for garbage repeatedly would hold up every read for 50 ms
-        # each time.
-        gc.freeze()
+        GarbageCollection().begin(asyncio.get_running_loop())
 
     async def _serve_unix(self, listeners: Iterable[socket.socket]) -> None:
         """Serve Unix sockets, without TLS, which uvicorn would speak on every socket."""

@@ -14,8 +14,9 @@ from forebay.rest.answers import json_answer
 from forebay.rest.application import body_of, respond, responses
 from forebay.rest.limits import Limits
 from forebay.rest.parameters import text_parameters
-from forebay.rest.schemas import TICKET_SCHEMA
 from forebay.rest.tickets import Tickets
+from forebay.shapes.components import reference
+from forebay.shapes.status import TicketAnswer
 from forebay.topology import StoreSpec
 
 TICKETS_PATH = "/v1/tickets"
@@ -50,7 +51,9 @@ def add_ticket_route(app: FastAPI, tickets: Tickets, spec: Callable[[str], Store
         summary="Issue a ticket",
         operation_id="issue_ticket",
         response_class=Response,
-        responses=responses(BadParameter, UnknownStore, BodyTooLarge, Overloaded, NotReady, schema=TICKET_SCHEMA),
+        responses=responses(
+            *(BadParameter, UnknownStore, BodyTooLarge, Overloaded, NotReady), schema=reference(TicketAnswer)
+        ),
         openapi_extra={"requestBody": _BODY},
     )
     async def ticket(request: Request) -> Response:
@@ -60,7 +63,7 @@ def add_ticket_route(app: FastAPI, tickets: Tickets, spec: Callable[[str], Store
             store, key = _requested(await body_of(request, _MOST_BODY_BYTES, memory))
         authorization = request.headers.get("authorization", "").encode("latin-1")
         text, expires_ms = tickets.issue(authorization.strip(b" \t"), spec(store).name, key)
-        return respond(json_answer({"ticket": text, "expires_ms": expires_ms}))
+        return respond(json_answer(TicketAnswer(text, expires_ms)))
 
 
 def _requested(body: bytes) -> tuple[str, str | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import TypeVar
 from weakref import WeakKeyDictionary
@@ -60,17 +60,6 @@ async def in_turn(work: Callable[[], T]) -> T:
     """The result of some work, done when it is its turn."""
     [result] = await in_turns(work() for _ in range(1))
     return result
-
-
-async def result_in_turns(steps: Generator[None, None, T]) -> T:
-    """What a generator returns, whose steps are work."""
-    results: list[T] = []
-
-    def stepping() -> Iterator[None]:
-        results.append((yield from steps))
-
-    await in_turns(stepping())
-    return results[0]
 
 
 async def decoded_in_turn(decode: Callable[[bytes], T], parts: Sequence[bytes]) -> T:

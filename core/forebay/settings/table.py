@@ -216,7 +216,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         300_000,
         WORKER,
-        "How often offsets are written for stores that do not manage their own (KIP-116).",
+        "How often offsets are written for stores that manage none, beside after 10,000 records (KIP-116).",
     ),
     Setting(
         "automatic_state_relocation",

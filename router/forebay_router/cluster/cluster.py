@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 from forebay.clock import boot_ms
@@ -14,6 +14,7 @@ from forebay.log_throttle import LogThrottle
 from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, StreamsMetadataState
 from forebay.process_identity import Identity
 from forebay.routing.candidates import Holder
+from forebay.shapes.status import StatusReport
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec, find_partitioner
 from forebay_router.cluster.rejected_addresses import RejectedAddresses
@@ -194,38 +195,28 @@ class Cluster:
             return f"is a copy of the process {identity.process_id!r} from before its last start"
         return None
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
         """The replicas of all workers that answer, as they last reported them; their lag as of now."""
         well = [worker for worker in self.workers.values() if worker.is_healthy]
-        return (row for worker in sorted(well, key=lambda worker: worker.host) for row in worker.rows())
+        return [row for worker in sorted(well, key=lambda worker: worker.host) for row in worker.rows()]
 
-    def taking(
-        self, address: HostInfo, body: bytes, status: Mapping[str, Any], polled_boot_ms: float
-    ) -> Generator[None, None, bool]:
-        """Adopt the status that a worker gave at an address, raw and parsed, if it is news; whether it is.
-
-        That is done at once, after steps in which its replicas are read. Raises ``LookupError``, ``TypeError`` or
-        ``ValueError`` if it is not a worker's.
-        """
-        host = HostInfo.parse(status["host"])
+    def take(
+        self, address: HostInfo, body: bytes, host: HostInfo, status: StatusReport, polled_boot_ms: float
+    ) -> bool:
+        """Adopt the status that a worker, ``host``, gave at an address, raw and parsed, if it is news; whether it
+        is."""
         worker = self.workers.setdefault(host, WorkerView(host))
         # Without its former state and with another clock, a worker comes back with any incarnation.
         another = (
-            host == address
-            and status.get("process_id", "") != worker.process_id
-            and polled_boot_ms > worker.seen_boot_ms
+            host == address and status.process_id != worker.process_id and polled_boot_ms > worker.seen_boot_ms
         )
         worker.seen_boot_ms = boot_ms()
         if not another and not worker.is_newer(status):
             return False
         if not worker.live:
             log.info("worker %s is up", host)
-        reports = yield from worker.reading(status, polled_boot_ms)
-        if self.workers.get(host) is not worker or not (another or worker.is_newer(status)):
-            # Given up, or overtaken by another status, meanwhile.
-            return False
         before, ceiling = worker.replicas.keys(), worker.ceiling
-        worker.take(body, status, reports, polled_boot_ms)
+        worker.take(body, status, polled_boot_ms)
         self._holds(worker, before)
         if worker.ceiling != ceiling:
             self._find_ceiling()

@@ -6,22 +6,20 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Callable, Generator
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.errors import NotReady
-from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
+from forebay.metadata import Generation, HostInfo
 from forebay.process_identity import IDENTITY_PATH, Identity
 from forebay.rest.answers import HttpAnswer
-from forebay.rest.json_parts import reading_json
-from forebay.rest.turns import in_turns, result_in_turns
+from forebay.rest.documents import cluster_map_of
 from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.polls import PollRefused, PollSchedule, WorkerDocuments
 from forebay_router.cluster.seeds import Seeds
-from forebay_router.cluster.statuses import requiring_status
+from forebay_router.cluster.statuses import read_status
 from forebay_router.upstream.connection import UpstreamClosed
 from forebay_router.upstream.credentials import REFUSALS, log_auth_rejection
 from forebay_router.upstream.opener import NotAdmitted, Opener
@@ -37,8 +35,6 @@ _UNHEARD_PAUSES, _UNHEARD_S = 3, 5.0
 """This many polls and seconds must pass without any answer before the router considers itself cut off."""
 _REFRESH_MS = 250.0
 """How long a read waits at most for a newer map: longer would not help with a worker that hangs."""
-_STATUS_DEPTH = 2
-"""That of a replica in a status: a member of an array of its own."""
 _ALIAS_POLL_INTERVAL_S = 5.0
 """Pause between polls of an address whose worker uses another one, which is polled as often as any."""
 
@@ -192,33 +188,23 @@ class Discovery:
         worker."""
         polled_boot_ms = boot_ms()
         body = await self._documents.get(address, "/v1/status")
-        reading = self._schedule.measured(self._reading(address, body, polled_boot_ms))
-        host, adopted = await result_in_turns(reading)
-        if host is not None and adopted:
-            self._watch(host)
-            await self._learn(address, self._cluster.workers[host].generation)
+        with self._schedule.reading():
+            try:
+                host, status = read_status(body)
+            except ValueError as error:
+                reason = f"answers with a status that is not a worker's: {error}"
+                self._cluster.rejected_addresses.ignore(address, reason)
+                self._drop(address)
+                return None
+            if not self._is_ours(address, status.tier, status.application_id):
+                self._drop(address)
+                return None
+            self._worker_addresses.add(address)
+            if not self._cluster.take(address, body, host, status, polled_boot_ms):
+                return host
+        self._watch(host)
+        await self._learn(address, self._cluster.workers[host].generation)
         return host
-
-    def _reading(
-        self, address: HostInfo, body: bytes, polled_boot_ms: float
-    ) -> Generator[None, None, tuple[HostInfo | None, bool]]:
-        """Read a status in steps; returns the address that the worker uses, if there is one, and whether it was
-        news."""
-        try:
-            status = yield from reading_json(body.decode(), _STATUS_DEPTH)
-            host = None
-            if self._is_ours(address, status.get("tier"), status["application_id"]):
-                yield from requiring_status(status)
-                host = HostInfo.parse(status["host"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = f"answers with a status that is not a worker's: {error!r}"
-            self._cluster.rejected_addresses.ignore(address, reason)
-            host = None
-        if host is None:
-            self._drop(address)
-            return None, False
-        self._worker_addresses.add(address)
-        return host, (yield from self._cluster.taking(address, body, status, polled_boot_ms))
 
     async def _learn(self, address: HostInfo, generation: Generation) -> None:
         """Fetch the map of a worker that has a newer one, unless another's was just fetched."""
@@ -233,8 +219,7 @@ class Discovery:
             self._documents.get_json(address, "/v1/stores"), self._documents.get_json(address, "/v1/metadata")
         )
         specs = [StoreSpec.from_document(item) for item in stores["stores"]]
-        hosts = await in_turns(map(StreamsMetadata.from_document, metadata["hosts"]))
-        newer = replace(ClusterMap.from_document({**metadata, "hosts": []}), hosts=tuple(hosts))
+        newer = cluster_map_of(metadata)
         if self._cluster.adopt(stores["topology"], specs, newer):
             self._mapped = frozenset(item.host for item in newer.hosts)
             for host in self._mapped:

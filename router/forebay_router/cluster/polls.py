@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import time
-from collections.abc import Callable, Generator
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from forebay.metadata import HostInfo
-from forebay.rest.json_parts import reading_json
-from forebay.rest.turns import result_in_turns
 from forebay.timeouts import running_timeout
 from forebay_router.upstream.opener import Opener
 from forebay_router.upstream.pool import ConnectionPool
@@ -22,10 +22,6 @@ interval."""
 _EXCHANGE_S = 0.0002
 """Time for sending a poll and receiving its answer, without parsing the document."""
 _WEIGHT = 0.1
-_METADATA_DEPTH = 4
-"""That of a partition in the map: of a host's partitions in an array of hosts."""
-
-T = TypeVar("T")
 
 
 class PollRefused(Exception):
@@ -59,8 +55,7 @@ class WorkerDocuments:
 
     async def get_json(self, address: HostInfo, path: str) -> Any:
         """The same, parsed."""
-        text = (await self.get(address, path)).decode()
-        return await result_in_turns(reading_json(text, _METADATA_DEPTH))
+        return json.loads(await self.get(address, path))
 
     def forget(self, address: HostInfo) -> None:
         """Close the connections to an address that is asked no more."""
@@ -78,21 +73,14 @@ class PollSchedule:
         self._interval_s = interval_s
         self._reading_s = 0.0
 
-    def measured(self, steps: Generator[None, None, T]) -> Generator[None, None, T]:
-        """The steps in which one answer is processed, whose cost is measured."""
-        spent_s = 0.0
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Measure the cost of processing one answer."""
+        begun_s = time.thread_time()
         try:
-            while True:
-                begun_s = time.thread_time()
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    return cast(T, end.value)
-                finally:
-                    spent_s += time.thread_time() - begun_s
-                yield
+            yield
         finally:
-            self.spent(spent_s)
+            self.spent(time.thread_time() - begun_s)
 
     def spent(self, reading_s: float) -> None:
         """Record the cost of one answer; the mean over all workers follows slowly."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from forebay.metadata import HostInfo
+from forebay.shapes.status import RejectedAddress
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +71,9 @@ class RejectedAddresses:
         self._reasons.pop(address, None)
         self.addresses.discard(address)
 
-    def documents(self) -> list[dict[str, Any]]:
-        """The addresses, and why no requests go there, for ``/v1/status``."""
-        return [{"address": str(address), "reason": self._reasons[address]} for address in sorted(self._reasons)]
+    def listed(self) -> list[RejectedAddress]:
+        """The addresses, and why no requests go there."""
+        return [RejectedAddress(str(address), self._reasons[address]) for address in sorted(self._reasons)]
 
     def _log_once(self, address: HostInfo, reason: str) -> None:
         if self._reasons.get(address) != reason:

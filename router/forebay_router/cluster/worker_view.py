@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET
 
 from forebay.clock import boot_ms
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.metadata import NO_GENERATION, Generation, HostInfo
 from forebay.process_identity import Identity
-from forebay.rest.json_parts import elements_of
+from forebay.shapes.status import StatusReport
 from forebay_router.cluster.slow_start import SlowStart
-from forebay_router.cluster.statuses import ROWS_IN_A_STEP
 
 _SLOW_READS_TO_SUSPECT = 3
 _RECOVERED = 0.5
@@ -89,9 +90,9 @@ class WorkerView:
         if not late:
             self.slow_start.answered()
 
-    def is_newer(self, status: Mapping[str, Any]) -> bool:
+    def is_newer(self, status: StatusReport) -> bool:
         """Whether a status is of a later moment than the last one adopted."""
-        return bool((status["incarnation"], status["sequence"]) > (self.incarnation, self.sequence))
+        return (status.incarnation, status.sequence) > (self.incarnation, self.sequence)
 
     def is_later_start_of(self, identity: Identity) -> bool:
         """Whether the process was started again since it was the one of an identity."""
@@ -102,66 +103,60 @@ class WorkerView:
         self.slow_reads = max(self.slow_reads, _SLOW_READS_TO_SUSPECT)
         self.slow_start.lose()
 
-    def reading(
-        self, status: Mapping[str, Any], polled_boot_ms: float
-    ) -> Generator[None, None, dict[Held, Report]]:
-        """Read the reports of the replicas in a status, in steps."""
-        acceptable = status.get("acceptable_recovery_lag")
-        reports: dict[Held, Report] = {}
-        for number, row in enumerate(status["tasks"], 1):
-            held = sys.intern(row["store"]), row["partition"]
-            lag = Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"])
-            reports[held] = self._report(held, sys.intern(row["role"]), lag, polled_boot_ms, acceptable)
-            if number % ROWS_IN_A_STEP == 0:
-                yield
-        return reports
-
-    def take(
-        self, body: bytes, status: Mapping[str, Any], reports: dict[Held, Report], polled_boot_ms: float
-    ) -> None:
-        """Adopt a status, given both raw and parsed, with its reports, and when it was asked for."""
-        self.process_id = status.get("process_id", "")
-        self.incarnation, self.sequence = status["incarnation"], status["sequence"]
-        generation = status["generation"]
-        self.generation = Generation(generation["incarnation"], generation["generation"])
+    def take(self, body: bytes, status: StatusReport, polled_boot_ms: float) -> None:
+        """Adopt a status, given both raw and parsed, and when it was asked for."""
+        self.process_id = status.process_id
+        self.incarnation, self.sequence = status.incarnation, status.sequence
+        self.generation = Generation(status.generation.incarnation, status.generation.generation)
         self.live, self.slow_reads = True, 0
-        self.ceiling = Tolerance(**status.get("ceiling", {}))
-        self.rack = status.get("rack")
-        self.acceptable_recovery_lag = status.get("acceptable_recovery_lag")
-        rows = status["tasks"]
-        self.replicas = reports
-        self.failures = {_held(row): str(row["failure"]) for row in rows if "failure" in row}
-        self.restores = {_held(row): _restore(row) for row in rows if "restored_records" in row}
+        bounds = status.ceiling
+        self.ceiling = Tolerance(bounds.max_record_lag, bounds.max_time_lag_ms, bounds.max_age_ms)
+        self.rack = status.rack or None
+        self.acceptable_recovery_lag = status.acceptable_recovery_lag
+        rows = status.tasks
+        self.replicas = {
+            (held := (sys.intern(row.store), row.partition)): self.report(
+                held, row.role, Lag(row.record_lag, row.time_lag_ms, row.age_ms), polled_boot_ms
+            )
+            for row in rows
+        }
+        self.failures = {(row.store, row.partition): row.failure for row in rows if row.failure is not UNSET}
+        self.restores = {
+            (row.store, row.partition): Restore(
+                row.restored_records, None if row.restore_seconds_left is UNSET else row.restore_seconds_left
+            )
+            for row in rows
+            if row.restored_records is not UNSET
+        }
         self._status, self._status_boot_ms = body, polled_boot_ms
 
     def report(self, held: Held, role: str, lag: Lag, at_boot_ms: float) -> Report:
         """A replica's report, given what was reported of it before."""
-        return self._report(held, role, lag, at_boot_ms, self.acceptable_recovery_lag)
-
-    def _report(self, held: Held, role: str, lag: Lag, at_boot_ms: float, acceptable: int | None) -> Report:
-        record_lag = lag.record_lag
+        acceptable, record_lag = self.acceptable_recovery_lag, lag.record_lag
         if acceptable is None or record_lag is None or record_lag <= acceptable * _RECOVERED:
             return Report(role, lag, at_boot_ms)
         before = self.replicas.get(held)
         lagging = record_lag > acceptable or (before is not None and before.lagging)
         return Report(role, lag, at_boot_ms, lagging)
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
         """The ``tasks`` of its last status, their lag as of now.
 
         They are seldom needed, and take ten times the memory when parsed.
         """
-        rows = elements_of(self._status.decode(), "tasks") if self._status else ()
-        status_boot_ms = self._status_boot_ms
+        if not self._status:
+            return []
+        rows = _decode_rows(self._status).tasks
+        since_ms = boot_ms() - self._status_boot_ms
         for row in rows:
-            lag = Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"])
-            yield row | lag.aged(boot_ms() - status_boot_ms).document()
+            row.update(Lag(row["record_lag"], row["time_lag_ms"], row["age_ms"]).aged(since_ms).document())
+        return rows
 
 
-def _held(row: Mapping[str, Any]) -> Held:
-    return row["store"], row["partition"]
+class _Rows(msgspec.Struct):
+    """The rows of a status with all members, those of later versions too."""
+
+    tasks: list[dict[str, Any]]
 
 
-def _restore(row: Mapping[str, Any]) -> Restore:
-    left = row.get("restore_seconds_left")
-    return Restore(int(row["restored_records"]), None if left is None else int(left))
+_decode_rows = msgspec.json.Decoder(_Rows).decode

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import msgspec
 from prometheus_client.registry import Collector
 
 from forebay.console.history import History, StoreSample, merged
 from forebay.errors import NotReady, Problem
 from forebay.processes.group_metrics import GroupMetrics
 from forebay.processes.peer_processes import PeerProcesses, ProcessSlot
+from forebay.shapes.status import RouterProcess, RouterStatus
 from forebay_router.metrics import RouterMetrics
 from forebay_router.router import Router
 
 _CATCH_UP_S = 5.0
-_SILENT = {"process_id": None, "state": "silent", "workers_live": None}
+_SILENT = RouterProcess(None, "silent", None)
 
 
 class ProcessGroupView:
@@ -29,7 +31,7 @@ class ProcessGroupView:
         self.peers = PeerProcesses(
             place,
             {
-                "state": lambda _: self._state(),
+                "state": lambda _: msgspec.to_builtins(self._state()),
                 "metrics": lambda _: self._metrics.document(),
                 "history": self._samples_document,
             },
@@ -41,7 +43,7 @@ class ProcessGroupView:
         if problem is not None:
             return problem
         states = await self._states()
-        missing = sum(state["state"] != "ready" for state in states)
+        missing = sum(process.state != "ready" for process in states)
         if missing == 0:
             return None
         return NotReady(f"Not ready: {missing} of the router's {len(states)} processes.", retry_after_s=1)
@@ -55,9 +57,9 @@ class ProcessGroupView:
         if any(state is not None and state["state"] == "ready" for state in others.values()):
             await self._router.discovery.readied(_CATCH_UP_S)
 
-    async def status_document(self) -> dict[str, Any]:
+    async def status(self) -> RouterStatus:
         """``GET /v1/status``: the answering process, and a summary of all."""
-        return {**self._router.status_document(), "processes": await self._states()}
+        return self._router.status(await self._states())
 
     async def metrics(self) -> Collector:
         """The metrics of all processes together."""
@@ -74,13 +76,15 @@ class ProcessGroupView:
     def _samples_document(self, store: str) -> list[Any]:
         return [sample.document() for sample in self._history.samples(store)]
 
-    async def _states(self) -> list[dict[str, Any]]:
-        answers = {self._place.number: self._state(), **await self.peers.ask("state")}
-        return [answers[number] or _SILENT for number in sorted(answers)]
+    async def _states(self) -> list[RouterProcess]:
+        states = {self._place.number: self._state()}
+        for number, answer in (await self.peers.ask("state")).items():
+            states[number] = _SILENT if answer is None else msgspec.convert(answer, RouterProcess)
+        return [states[number] for number in sorted(states)]
 
-    def _state(self) -> dict[str, Any]:
-        return {
-            "process_id": str(os.getpid()),
-            "state": self._router.state,
-            "workers_live": sum(map(self._router.cluster.is_healthy, self._router.cluster.workers)),
-        }
+    def _state(self) -> RouterProcess:
+        return RouterProcess(
+            process_id=str(os.getpid()),
+            state=self._router.state,
+            workers_live=sum(map(self._router.cluster.is_healthy, self._router.cluster.workers)),
+        )

@@ -34,6 +34,7 @@ from forebay.rest.answers import (
     provenance_members,
 )
 from forebay.rest.parameters import ReadParameters
+from forebay.shapes.members import Role
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec, Topology
 from forebay_worker.tasks.manager import ReplicaTable
@@ -170,13 +171,13 @@ class Admission:
         replica = self._tasks.replicas.get((spec.name, partition))
         return None if replica is None else replica.served
 
-    def lag(self, replica: Replica) -> tuple[str, Lag]:
+    def lag(self, replica: Replica) -> tuple[Role, Lag]:
         """Role and lag of a replica's answers now."""
         now, served = boot_ms(), replica.served
         view, lease = served.view, self._membership.lease_until_boot_ms
         return view.role(served.designated_boot_ms, lease, now), lag_of(view.progress, now)
 
-    def proven_lag(self, replica: Replica) -> tuple[str, Lag]:
+    def proven_lag(self, replica: Replica) -> tuple[Role, Lag]:
         """Role of a replica now, and its lag as it may be checked against a bound."""
         progress, (role, lag) = replica.view.progress, self.lag(replica)
         return role, provable(lag, progress, boot_ms(), self._end_offset_max_age_ms)

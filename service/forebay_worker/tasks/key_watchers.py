@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from weakref import WeakKeyDictionary
 
-Waker = Callable[[], None]
+from forebay.rest.store_changes.paced_wakes import PacedWakes, Waker
 
-_WAKERS_PER_TURN = 64
+_wakes: WeakKeyDictionary[asyncio.AbstractEventLoop, PacedWakes] = WeakKeyDictionary()
+"""Of all replicas together: thousands may watch keys that change all the time, and reads keep their part."""
 
 
 class KeyWatchers:
@@ -55,12 +57,5 @@ class KeyWatchers:
             self._loop.call_soon_threadsafe(self._begin, watched)
 
     def _begin(self, watched: set[bytes]) -> None:
-        self._go_on([wake for prefix in watched for wake in self._wakers.get(prefix, ())])
-
-    def _go_on(self, wakers: list[Waker]) -> None:
-        """Wake some, and the rest in later turns of the loop, so that reads come in between."""
-        for wake in wakers[-_WAKERS_PER_TURN:]:
-            wake()
-        del wakers[-_WAKERS_PER_TURN:]
-        if wakers:
-            asyncio.get_running_loop().call_soon(self._go_on, wakers)
+        wakes = _wakes.setdefault(asyncio.get_running_loop(), PacedWakes())
+        wakes.add(wake for prefix in watched for wake in self._wakers.get(prefix, ()))

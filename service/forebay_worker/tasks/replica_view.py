@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from forebay.lag import EMPTY_PROGRESS, Progress
 from forebay.retention import history_begins_ms, oldest_kept_ms
+from forebay.shapes.members import Role
 from forebay.state_store import StateStore
 from forebay.topology import StoreSpec
 from forebay_worker.tasks.recent_changes import RecentChanges
@@ -89,7 +90,7 @@ class ReplicaView(NamedTuple):
         """The time since which all versions are kept, as in ``forebay.retention``; None if all ever were."""
         return self._later(history_begins_ms(self.spec, self.stream_time_ms))
 
-    def role(self, designated_boot_ms: float | None, lease_until_boot_ms: float, now_boot_ms: float) -> str:
+    def role(self, designated_boot_ms: float | None, lease_until_boot_ms: float, now_boot_ms: float) -> Role:
         """``active``, ``restoring`` or ``standby``, judged now against the membership lease.
 
         A running active has once reached an end of the log observed since it was designated; later lag does

@@ -6,11 +6,12 @@ from forebay.console.history import (
     StoreCounts,
     StoreSample,
     difference,
-    history_document,
+    history_answer,
     merged,
     pause_ms,
     quantile,
 )
+from forebay.console.shapes import LagBuckets
 from forebay.lag import UNKNOWN_LAG, Lag
 
 NO_COUNTS = ((0, 0), (0, 0), (0, 0))
@@ -71,20 +72,21 @@ def test_a_quantile_is_linear_within_its_bucket():
 
 def test_nothing_read_and_nothing_counted_are_not_the_same():
     samples = [StoreSample(1, LAG, counts(4)), StoreSample(2, UNKNOWN_LAG)]
-    read, idle = history_document("s", samples, BOUNDS)["samples"]
-    assert (read["reads"], read["p50_ms"], read["age_ms"]) == (4, 0.5, 70)
-    assert (idle["reads"], idle["p50_ms"], idle["age_ms"]) == (0, None, None)
-    document = history_document("s", samples, None)
-    assert [sample["reads"] for sample in document["samples"]] == [None, None]
-    assert document["served"] is None
+    read, idle = history_answer("s", samples, BOUNDS).samples
+    assert (read.reads, read.p50_ms, read.age_ms) == (4, 0.5, 70)
+    assert (idle.reads, idle.p50_ms, idle.age_ms) == (0, None, None)
+    answer = history_answer("s", samples, None)
+    assert [sample.reads for sample in answer.samples] == [None, None]
+    assert answer.served is None
 
 
 def test_the_answers_of_the_last_minute_are_summed_whatever_samples_are_requested():
     samples = [StoreSample(at_s, LAG, counts(2, refused=1)) for at_s in range(1, 101)]
-    document = history_document("s", samples, BOUNDS, after_ms=98_000)
-    assert [sample["at_ms"] for sample in document["samples"]] == [99_000, 100_000]
-    assert document["served"]["age_ms"] == {"bounds": [1_000], "counts": [60, 0]}
-    assert document["served"]["problems"] == {"lag-exceeds-tolerance": 60}
+    answer = history_answer("s", samples, BOUNDS, after_ms=98_000)
+    assert [sample.at_ms for sample in answer.samples] == [99_000, 100_000]
+    assert answer.served is not None
+    assert answer.served.age_ms == LagBuckets([1_000], [60, 0])
+    assert answer.served.problems == {"lag-exceeds-tolerance": 60}
 
 
 def test_a_counter_that_is_seen_first_counts_from_zero():

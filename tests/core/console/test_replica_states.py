@@ -1,6 +1,8 @@
 import pytest
+from msgspec import to_builtins
 
-from forebay.console.replica_states import Condition, ReplicaState, condition, first_replica, partition_document
+from forebay.console.replica_states import Condition, ReplicaState, condition, first_replica
+from forebay.console.replicas_page import partition_replicas
 from forebay.lag import UNKNOWN_LAG, Lag
 
 NEAR, FAR = Lag(0, 5, 50), Lag(9, 900, 9_000)
@@ -34,17 +36,10 @@ def test_the_condition_is_that_of_the_replica_that_reads_go_to(replica, expected
 
 def test_unknown_figures_stay_unknown_and_replicas_of_silent_workers_are_listed():
     silent = ReplicaState("a:1", "active", live=False)
-    document = partition_document(3, [ReplicaState("b:1", "standby", Lag(1, None, None)), silent])
-    assert document["condition"] == "standby"
-    assert document["replicas"] == [
-        {**silent.document(), "record_lag": None, "time_lag_ms": None, "age_ms": None, "live": False},
-        {
-            "host": "b:1",
-            "role": "standby",
-            "live": True,
-            "lagging": False,
-            "record_lag": 1,
-            "time_lag_ms": None,
-            "age_ms": None,
-        },
+    partition = partition_replicas(3, [ReplicaState("b:1", "standby", Lag(1, None, None)), silent])
+    assert partition.condition == "standby"
+    unknown = {"record_lag": None, "time_lag_ms": None, "age_ms": None}
+    assert to_builtins(partition.replicas) == [
+        {"host": "a:1", "role": "active", "live": False, "lagging": False, **unknown},
+        {"host": "b:1", "role": "standby", "live": True, "lagging": False, **unknown, "record_lag": 1},
     ]

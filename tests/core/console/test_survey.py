@@ -1,8 +1,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from msgspec import to_builtins
+
 from forebay.console.findings import Finding, findings_of, gravest_first
-from forebay.console.health import health_document, summary
+from forebay.console.health import health_answer, summary
 from forebay.console.replica_states import ReplicaState
 from forebay.console.survey import StoreSurvey, Survey, Surveys
 from forebay.console.timeline import Timeline
@@ -51,7 +53,7 @@ def again(survey: Survey) -> Surveys:
 
 
 def kinds(timeline: Timeline) -> list[tuple[str, list[int]]]:
-    return [(event["kind"], event["partitions"]) for event in timeline.documents()]
+    return [(event.kind, list(event.partitions)) for event in timeline.events()]
 
 
 def test_partitions_are_surveyed_in_slices():
@@ -117,7 +119,7 @@ def test_a_fail_over_is_an_event_for_all_partitions_that_went_the_same_way():
     again(survey)
     again(survey)
     assert kinds(timeline)[2:] == [("promotion", [0, 1, 2])]
-    assert timeline.documents()[-1]["host"] == "b:1"
+    assert timeline.events()[-1].host == "b:1"
 
 
 def test_a_restore_is_an_event_when_it_begins_and_when_it_ends():
@@ -126,13 +128,13 @@ def test_a_restore_is_an_event_when_it_begins_and_when_it_ends():
     restoring = ReplicaState("b:1", "standby", restored_records=7, restore_seconds_left=40)
     known.replicas = lambda n: [A, restoring] if n == 1 else [A]
     again(survey)
-    document = health_document("router", "app", "ready", survey.newest, [])
-    [restore] = document["stores"][0]["restores"]
+    health = to_builtins(health_answer("router", "app", "ready", survey.newest, []))
+    [restore] = health["stores"][0]["restores"]
     assert restore == {"partition": 1, "host": "b:1", "restored_records": 7, "restore_seconds_left": 40}
     known.replicas = lambda _: [A]
     again(survey)
     assert kinds(timeline) == [("restore-begun", [1]), ("restore-ended", [1])]
-    assert "about 40 s left" in timeline.documents()[0]["detail"]
+    assert "about 40 s left" in timeline.events()[0].detail
 
 
 def test_the_sentence_says_what_is_served_within_what_age_by_how_many_workers():

@@ -18,6 +18,7 @@ from forebay.rest.answers import (
     provenance_members,
     replica_info_head,
 )
+from forebay.shapes.status import RejectedAddress
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=100)
 
@@ -118,3 +119,8 @@ def test_a_problem_found_by_a_replica_carries_its_figures() -> None:
 def test_a_problem_says_when_to_come_back_only_if_it_knows(seconds: int | None, header: bytes | None) -> None:
     answer = problem_answer(NotReady("Later.", retry_after_s=seconds))
     assert dict(answer.headers()).get(b"retry-after") == header
+
+
+def test_what_is_no_text_becomes_question_marks() -> None:
+    body = json_answer(RejectedAddress("h:1", "no file \udcff")).body
+    assert json.loads(body) == {"address": "h:1", "reason": "no file ?"}

@@ -1,7 +1,7 @@
 import asyncio
 import itertools
 
-from forebay.rest.turns import in_turn, in_turns, result_in_turns
+from forebay.rest.turns import in_turn, in_turns
 
 
 async def test_work_that_many_have_in_one_turn_takes_no_longer_than_that_of_one():
@@ -30,10 +30,4 @@ async def test_work_that_many_have_in_one_turn_takes_no_longer_than_that_of_one(
 
 
 async def test_what_work_returns_is_its_result():
-    def counted():
-        yield
-        yield
-        return 2
-
-    assert await result_in_turns(counted()) == 2
     assert await in_turn(lambda: "done") == "done"

@@ -6,14 +6,17 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from forebay.clock import boot_ms
 from forebay.lag import Lag
-from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
+from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata, StreamsMetadataState
 from forebay.networks import Networks
 from forebay.process_identity import Identity
 from forebay.rest.answers import ReplicaInfo, replica_info_head
+from forebay.rest.documents import map_answer
+from forebay.shapes.status import RejectedAddress
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
@@ -79,7 +82,7 @@ async def worker(
                     b"/v1/identity": identity_of(status),
                     b"/v1/status": status,
                     b"/v1/stores": {"stores": [SPEC.document()], "topology": "f"},
-                    b"/v1/metadata": ClusterMap(known(status), (active, *others) if mapped else ()).document(),
+                    b"/v1/metadata": map_document(known(status), (active, *others) if mapped else ()),
                 }
                 body = json.dumps(documents[head.split()[1]]).encode()
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
@@ -94,7 +97,7 @@ async def worker(
     row = {"store": "s", "partition": 0, "role": "active", "record_lag": 0, "time_lag_ms": 0, "age_ms": 0}
     generation = {"incarnation": 1, "generation": 1}
     status |= {"tier": "worker", "application_id": "a", "host": str(host), "incarnation": 1, "sequence": 0}
-    status |= {"generation": generation, "tasks": [row]}
+    status |= {"process_id": "p", "generation": generation, "tasks": [row]}
     try:
         yield host
     finally:
@@ -103,10 +106,12 @@ async def worker(
 
 def identity_of(status: dict[str, Any]) -> dict[str, Any]:
     """That of a worker with this status."""
-    identity = Identity(
-        status["tier"], status["application_id"], status.get("process_id", ""), status["incarnation"]
-    )
-    return identity.document() | status.get("identity", {})
+    members = {name: status[name] for name in Identity.__struct_fields__}
+    return members | status.get("identity", {})
+
+
+def map_document(generation: Generation, hosts: tuple[StreamsMetadata, ...]) -> Any:
+    return msgspec.to_builtins(map_answer("a", "f", StreamsMetadataState({}, ClusterMap(generation, hosts))))
 
 
 def known(status: dict[str, Any]) -> Generation:
@@ -161,9 +166,9 @@ async def test_a_router_serves_the_application_it_is_told_whoever_of_its_seeds_a
         known, discovery = discovering([other, host], application_id="a")
         await discovery.start()
         try:
-            await until(lambda: discovery.ready and known.rejected_addresses.documents())
+            await until(lambda: discovery.ready and known.rejected_addresses.listed())
             said = "belongs to application 'b', this router serves 'a': it is ignored"
-            assert known.rejected_addresses.documents() == [{"address": str(other), "reason": said}]
+            assert known.rejected_addresses.listed() == [RejectedAddress(str(other), said)]
             assert known.workers.keys() == {host}
             polled = int(str(theirs["sequence"]))
             await until(lambda: int(str(theirs["sequence"])) > polled + 3)
@@ -198,7 +203,7 @@ async def test_seeds_at_which_no_worker_answers_are_told_of_with_the_reason(capl
         known, discovery = discovering([router, nobody])
         await discovery.start()
         try:
-            await until(lambda: len(known.rejected_addresses.documents()) == 2)
+            await until(lambda: len(known.rejected_addresses.listed()) == 2)
         finally:
             await discovery.stop()
         assert any(f"{router} is not a worker: name workers as --seeds" in message for message in caplog.messages)
@@ -265,7 +270,10 @@ async def test_workers_that_have_not_joined_again_leave_the_map_as_it_is(monkeyp
         ({"application_id": "b"}, "belongs to application 'b', this router serves 'a': it is ignored"),
         ({"tier": "router"}, "is not a worker: name workers as --seeds"),
         ({"process_id": "another"}, "is the process 'another', which the group does not know there"),
-        ({"incarnation": "1"}, "answers with something other than an identity: a member of it is missing"),
+        (
+            {"incarnation": "1"},
+            "answers with something other than an identity: Expected `int`, got `str` - at `$.incarnation`",
+        ),
         ({"process_id": "x" * 5_000}, "answers with something other than an identity: 5"),
         ({"process_id": "x" * 10_000}, "answers with more than an identity"),
     ],
@@ -282,9 +290,9 @@ async def test_what_is_not_the_worker_that_a_map_names_gets_neither_token_nor_re
             await discovery.start()
             try:
                 await until(lambda: other in known.rejected_addresses.addresses)
-                documents = known.rejected_addresses.documents()
-                assert [document["address"] for document in documents] == [str(other)]
-                assert documents[0]["reason"].startswith(reason)
+                listed = known.rejected_addresses.listed()
+                assert [rejected.address for rejected in listed] == [str(other)]
+                assert listed[0].reason.startswith(reason)
                 assert known.holders(SPEC, 1, lambda _: 0) == []
                 asked = len(received)
                 await until(lambda: len(received) > asked + 2)
@@ -292,7 +300,7 @@ async def test_what_is_not_the_worker_that_a_map_names_gets_neither_token_nor_re
                 assert not any(b"authorization" in head for head in received)
                 theirs["identity"] = {}
                 await until(lambda: known.is_healthy(other))
-                assert known.rejected_addresses.documents() == []
+                assert known.rejected_addresses.listed() == []
                 assert any(TOKEN in head for head in received)
             finally:
                 await discovery.stop()
@@ -311,8 +319,8 @@ async def test_what_has_no_identity_is_said_to_be_no_worker_or_an_older_one():
     known, discovery = discovering([host])
     await discovery.start()
     try:
-        await until(known.rejected_addresses.documents)
-        assert "upgrade the workers first" in known.rejected_addresses.documents()[0]["reason"]
+        await until(known.rejected_addresses.listed)
+        assert "upgrade the workers first" in known.rejected_addresses.listed()[0].reason
         assert not any(b"authorization" in head for head in received)
     finally:
         await discovery.stop()
@@ -372,8 +380,8 @@ async def test_nothing_is_sent_to_an_address_outside_the_listed_networks():
         known, discovery = discovering([host], networks=Networks("n", ["10.0.0.0/8", "some.name"], names=True))
         await discovery.start()
         try:
-            await until(known.rejected_addresses.documents)
-            reason = known.rejected_addresses.documents()[0]["reason"]
+            await until(known.rejected_addresses.listed)
+            reason = known.rejected_addresses.listed()[0].reason
             assert "gets no token, since 127.0.0.1 is not in worker_token_networks" in reason
             assert received == []
         finally:

@@ -15,6 +15,7 @@ from forebay.clock import boot_ms
 from forebay.rest.event_streams import Events
 from forebay.rest.events import Event, EventReader
 from forebay.rest.limits import HeldMemory, Limit, Peer
+from forebay.rest.store_changes.cursors import decode_id
 from forebay.rest.store_changes.follower import StoreFollower
 from forebay.rest.store_changes.tail import Tails
 from forebay_worker.changes_routes import HeldSource
@@ -45,9 +46,13 @@ class Clients:
         self.tails = Tails()
 
     @contextlib.asynccontextmanager
-    async def client(self, lag_interval_ms: int = 60_000, timeout_ms: int = 1_000) -> AsyncIterator[Events]:
+    async def client(
+        self, lag_interval_ms: int = 60_000, timeout_ms: int = 1_000, last_event_id: str | None = None
+    ) -> AsyncIterator[Events]:
         memory = HeldMemory(Limit("memory", 1 << 30, "full"), Peer("client"))
-        follower = StoreFollower(self.source, {}, memory, lag_interval_ms, timeout_ms)
+        selection = self.source.selection
+        cursors = decode_id(last_event_id, selection.digest, selection.partitions) if last_event_id else {}
+        follower = StoreFollower(self.source, cursors, memory, lag_interval_ms, timeout_ms)
         with self.tails.joined("all", self.source, follower.wake) as tail:
             async with contextlib.aclosing(follower.events(tail)) as events:
                 yield events
@@ -119,6 +124,29 @@ async def test_a_key_that_changes_all_the_time_is_sent_twenty_times_a_second_at_
             await received(events)
     # The first comes at once.
     assert boot_ms() - begun >= 4 * 50
+
+
+async def test_a_client_that_is_cut_off_between_events_misses_nothing(tmp_path):
+    """Several events are sent at once, and a connection may end after the first of them."""
+    served = Served(tmp_path)
+    clients = Clients(served)
+    served.apply((b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
+    async with clients.client() as events:
+        await until_whole(events)
+        served.apply((b"a", b"2"), (b"b", None))
+        values, absent = await received(events)
+        served.apply((b"a", b"3"))
+        # What was deleted meanwhile is not known any more.
+        served.replica.recent_changes.restart(served.replica.progress.position)
+        reset, *_ = await received(events)
+    assert (values.name, absent.name, reset.name) == ("values", "absent", "reset")
+    async with clients.client(last_event_id=reset.id) as events:
+        assert [event.name for event in await received(events)] == ["reset", "values"]
+    selection = clients.source.selection
+    first, last = (decode_id(one.id, selection.digest, selection.partitions)[0] for one in (values, absent))
+    # No replica that is behind what was received may continue.
+    assert first.since < last.since
+    assert first.upper == last.upper
 
 
 async def test_a_stream_ends_where_its_partition_is_no_longer_held(tmp_path):

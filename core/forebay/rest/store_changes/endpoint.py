@@ -43,6 +43,7 @@ async def _followed(follower: StoreFollower, source: Source, query: object, tail
         async with aclosing(follower.events(tail)) as events:
             async for event in events:
                 yield event
+                del event
 
 
 def _query(request: Request, source: Source) -> object:

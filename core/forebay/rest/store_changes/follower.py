@@ -29,8 +29,8 @@ _LARGE_ID_CHARACTERS = 256
 """Longer ones are not sent with every event."""
 _FRESH_MS = 2_500.0
 """How old what is known of a replica may be that a lag event speaks of."""
-_OVERDUE_PAUSE_MS = 100.0
-_MOST_PAUSE_MS = 1_000.0
+_OVERDUE_PAUSE_MS = 1_000.0
+"""How often it is looked whether a lag event that is overdue can be sent."""
 
 
 class StoreFollower:
@@ -57,10 +57,13 @@ class StoreFollower:
         self._to_reset = [partition for partition, part in self._parts.items() if part.cursor is None]
         self._ready: list[bytes] = []
         """Encoded events, each without its id and its end."""
+        self._before: dict[int, ChangesCursor] = {}
+        """Where the client is until it has received all of them, of the partitions that they are of."""
         self._version = self._losses = 0
         now = boot_ms()
         self._sent_boot_ms = self._lag_due_boot_ms = now
-        self._problem_due_boot_ms = now + timeout_ms
+        self._problem_due_boot_ms: float | None = now + timeout_ms
+        """None while there is nothing that may fail."""
         self._id_due_boot_ms = 0.0
         self._ends = False
 
@@ -88,6 +91,7 @@ class StoreFollower:
     def _next(self, tail: Tail) -> EncodedEvents | Event | None:
         """What is to be sent next, None if there is nothing at the moment; raises ``Problem``."""
         while not self._ready:
+            self._before.clear()
             if (read := self._own.take()) is not None:
                 self._take_own(tail, read)
             elif not self._take_news(tail):
@@ -95,8 +99,17 @@ class StoreFollower:
         return self._sent()
 
     def _sent(self) -> EncodedEvents:
-        """All that is ready, with an id if one is due."""
-        body = b"\n".join(self._ready) + self._id_line() + b"\n"
+        """All that is ready, with an id if one is due.
+
+        Of several events the first has one too. A client that receives no other then gets the rest again, and of
+        what it has forgotten all, from no replica that is behind what it received.
+        """
+        if boot_ms() >= self._id_due_boot_ms:
+            cursors = {one: part.cursor for one, part in self._parts.items() if part.cursor is not None}
+            if len(self._ready) > 1:
+                self._ready[0] += self._id_line(cursors | self._before)
+            self._ready[-1] += self._id_line(cursors)
+        body = b"\n".join(self._ready) + b"\n"
         self._ready = []
         return EncodedEvents(body)
 
@@ -168,6 +181,9 @@ class StoreFollower:
 
     def _send(self, part: Part, page: ChangesPage) -> None:
         upper = page.cursor.upper if part.cursor is None else max(page.cursor.upper, part.cursor.upper)
+        known = self._before.get(page.partition, part.cursor)
+        before = page.cursor._replace(after=b"") if known is None else known
+        self._before[page.partition] = before._replace(upper=upper)
         part.cursor = page.cursor._replace(upper=upper)
         self._ready += page.events(self._source.selection, boot_ms())
 
@@ -176,8 +192,10 @@ class StoreFollower:
         now = boot_ms()
         failing = self._failing(tail)
         if failing:
+            if self._problem_due_boot_ms is None:
+                self._problem_due_boot_ms = now + self._timeout_ms
             return self._problem_event(failing, now) if now >= self._problem_due_boot_ms else None
-        self._problem_due_boot_ms = now + self._timeout_ms
+        self._problem_due_boot_ms = now + self._timeout_ms if self._own else None
         if now < self._lag_due_boot_ms or self._own or not self._is_fresh(tail, now):
             return None
         lag = tail.lag_at(now)
@@ -212,27 +230,22 @@ class StoreFollower:
             now - page.as_of_boot_ms <= _FRESH_MS for page in pages.values()
         )
 
-    def _id_line(self) -> bytes:
-        """The id that tells how far the client is, unless it has a recent one."""
-        now = boot_ms()
-        if now < self._id_due_boot_ms:
-            return b""
+    def _id_line(self, cursors: dict[int, ChangesCursor]) -> bytes:
+        """The id that tells how far the client is."""
         selection = self._source.selection
-        cursors = {one: part.cursor for one, part in self._parts.items() if part.cursor is not None}
         identity = encode_id(selection.digest, selection.partitions, cursors)
         if len(identity) > _LARGE_ID_CHARACTERS:
-            self._id_due_boot_ms = now + _BETWEEN_IDS_MS
+            self._id_due_boot_ms = boot_ms() + _BETWEEN_IDS_MS
         return b"id: %b\n" % identity.encode()
 
     async def _wait(self) -> None:
-        """Sleep until there may be something to send or to read."""
+        """Sleep until there may be something to send or to read: thousands wait, and each time takes of reads."""
         now = boot_ms()
-        # What is overdue waits for something else.
-        about = [one for one in (self._lag_due_boot_ms, self._problem_due_boot_ms) if one > now]
-        until = min(about + self._own.due_boot_ms(), default=now + _OVERDUE_PAUSE_MS)
-        pause_ms = min(max(until - now, 1.0), _MOST_PAUSE_MS)
+        about = [one for one in (self._lag_due_boot_ms, self._problem_due_boot_ms) if one is not None]
+        due = [one if one > now else now + _OVERDUE_PAUSE_MS for one in about]
+        until = min(self._sent_boot_ms + KEEP_ALIVE_MS, *due, *self._own.due_boot_ms())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_ms / 1000):
+            async with asyncio.timeout(max(until - now, 1.0) / 1000):
                 await self._woken.wait()
 
 

@@ -133,12 +133,14 @@ class Tail:
                 outcomes = {}
                 for partition in cursors:
                     self._recover(partition)
+            known = self.version, self.losses
             for partition, outcome in outcomes.items():
                 if isinstance(outcome, Problem):
                     self._recover(partition)
                 elif partition in cursors:
                     self._take(partition, outcome)
-            self._wake()
+            if known != (self.version, self.losses):
+                self._wake()
             # A page that came before all have the last one would leave them to read by themselves.
             await self._wakes.idle()
 

@@ -1,0 +1,23 @@
+"""Types that members of several answers have."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+Natural: TypeAlias = Annotated[int, Meta(ge=0)]
+Figure: TypeAlias = Natural | None
+"""None while it is unknown."""
+Host: TypeAlias = Annotated[str, Meta(description="host:port")]
+Role: TypeAlias = Literal["active", "restoring", "standby"]
+JsonValue: TypeAlias = Any
+"""A key or a value: any JSON."""
+
+
+class LagFigures(Struct, frozen=True):
+    """How far an answer may be behind the stream."""
+
+    record_lag: Figure
+    time_lag_ms: Figure
+    age_ms: Figure

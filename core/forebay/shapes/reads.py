@@ -1,0 +1,79 @@
+"""Answers with what stores hold.
+
+Reads put their bytes together without these objects: see ``forebay.rest.answers``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
+
+from forebay.shapes.components import PROBLEM, one_of
+from forebay.shapes.members import Host, JsonValue, LagFigures, Natural, Role
+from forebay.store_kinds import StoreKind
+
+
+class AnsweringReplica(Struct, frozen=True):
+    """The replica that answered, and how far it was."""
+
+    partition: Natural
+    position: str
+    role: Role
+    host: Host
+    lag: LagFigures
+
+
+class KeyAnswer(AnsweringReplica, frozen=True):
+    """The value of one key."""
+
+    store: str
+    key: JsonValue
+    value: JsonValue
+
+
+class KeyProblem(Struct, frozen=True):
+    """Why a key of a batch has no value here."""
+
+    key: JsonValue
+    problem: Annotated[JsonValue, PROBLEM]
+
+
+class BatchAnswer(Struct, frozen=True):
+    """The results of several keys, in their order."""
+
+    results: list[Annotated[JsonValue, one_of(KeyAnswer, KeyProblem)]]
+
+
+class ListAnswer(Struct, frozen=True, kw_only=True):
+    """A page of a list."""
+
+    store: str
+    next: Annotated[
+        str | None,
+        Meta(
+            description="The cursor of the next page, null at the end. A list may end before its limit, "
+            "even without an item, if few of the entries scanned match."
+        ),
+    ]
+    complete: bool
+    lag: LagFigures
+    partitions: list[AnsweringReplica]
+    missing: list[Natural] | UnsetType = UNSET
+
+
+def list_answer(kind: StoreKind, keyed: bool) -> type[Struct]:
+    """The type of a list of a kind of store: of one key, or of all."""
+    name = f"{'Key' if keyed else ''}{kind.items.capitalize()}"
+    key: list[tuple[str, Any]] = [("key", JsonValue)]
+    times = [(time, int) for time in kind.time_names]
+    item = defstruct(f"{name}Item", [*([] if keyed else key), *times, ("value", JsonValue)], frozen=True)
+    listed = (kind.items, list[item])  # type: ignore[valid-type]
+    return defstruct(
+        f"{name}Answer",
+        [*(key if keyed else []), listed],
+        bases=(ListAnswer,),
+        namespace={"__doc__": f"A page of the {kind.items} of {'one key' if keyed else 'all keys'}."},
+        frozen=True,
+        kw_only=True,
+    )
