@@ -32,7 +32,7 @@ class JudgedReplica:
         self.records: list[Record] = []
 
     def apply(self, *rows: tuple[str, int | None]) -> None:
-        begin = self.served.replica.progress.position
+        begin = self.served.replica.view.progress.position
         for offset, (key, serial) in enumerate(rows, begin):
             self.records.append(Record(self.store, 0, offset, (key,), serial, *[boot_ms()] * 4))
         encoded = [(key, None if one is None else json.dumps(value_of((key,), one))) for key, one in rows]
@@ -66,7 +66,7 @@ def kinds(replica: JudgedReplica, reads: list[Read]) -> set[str]:
 
 def forget(replica: JudgedReplica) -> None:
     """Start the replica again, as far as followers notice."""
-    replica.served.replica.recent_changes.restart(replica.served.replica.progress.position)
+    replica.served.replica.view.recent_changes.restart(replica.served.replica.view.progress.position)
 
 
 async def resumed(directory: Path, *, forgetting: bool) -> set[str]:

@@ -137,7 +137,7 @@ async def test_a_client_that_is_cut_off_between_events_misses_nothing(tmp_path):
         values, absent = await received(events)
         served.apply((b"a", b"3"))
         # What was deleted meanwhile is not known any more.
-        served.replica.recent_changes.restart(served.replica.progress.position)
+        served.replica.view.recent_changes.restart(served.replica.view.progress.position)
         reset, *_ = await received(events)
     assert (values.name, absent.name, reset.name) == ("values", "absent", "reset")
     async with clients.client(last_event_id=reset.id) as events:
