@@ -62,6 +62,7 @@ from forebay.rest.routes import (
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
 from forebay.rest.ticket_routes import add_ticket_route
 from forebay.rest.tickets import Tickets, ticket_key_of
+from forebay.rest.turns import in_turns
 from forebay.shapes.status import WorkerStatus
 from forebay_worker.changes_routes import add_changes_routes
 from forebay_worker.metrics import WorkerMetrics
@@ -130,7 +131,7 @@ def make_app(
         return console.history.samples(store)
 
     async def status() -> WorkerStatus:
-        return worker.status()
+        return worker.status(await in_turns(worker.replica_rows()))
 
     app = make_application(
         "worker",
