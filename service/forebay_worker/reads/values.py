@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 
 _FIRST_CHUNK, _LARGEST_CHUNK = 8, 128
 """Entries that are read together: their size is unknown before."""
-_TURN_KEYS, _TURN_BYTES = 125, 256 << 10
+_TURN_KEYS, _TURN_BYTES = 250, 256 << 10
 """What is read of a replica in a turn of the event loop: of a batch's keys those without a value take longest."""
 _KEY_COST = 16
 """How many bytes of a value take as long as one of a key that has none, and is repeated in a problem."""
-_TOGETHER = 8
-"""Values of a batch that are read with one call: more would gain nothing, and their size is unknown before."""
+_FIRST_TOGETHER, _MOST_TOGETHER = 4, 32
+"""Values of a batch that are read with one call: their size is unknown before."""
 _LOGGED = LogThrottle()
 """A store that cannot be read would otherwise be logged with every read of it."""
 
@@ -145,7 +145,7 @@ def values_of(
     """
     keys = admitted.view.spec.stored_keys
     found: list[bytes | None] = []
-    size, taken_bytes, key_bytes = 1, 0, 0
+    size, taken_bytes, key_bytes = _FIRST_TOGETHER, 0, 0
     while len(found) < min(len(plains), _TURN_KEYS) and taken_bytes + _KEY_COST * key_bytes < _TURN_BYTES:
         chunk = plains[len(found) : len(found) + size]
         if keys.times:
@@ -156,7 +156,7 @@ def values_of(
         taken_bytes += sum([len(value) for value in values if value is not None])
         require_size(taken_bytes, most_bytes)
         key_bytes += sum(map(len, chunk))
-        size = _TOGETHER
+        size = _MOST_TOGETHER
     return found
 
 
