@@ -23,6 +23,7 @@ from forebay.fast_path import FastPathProtocol, KeyHandler, PendingResponse, Rec
 from forebay.metadata import HostInfo
 from forebay.rest.aging import IN_TRANSIT_MS, answer_by_now
 from forebay.rest.answers import HttpAnswer, problem_answer
+from forebay.rest.large_answers import LargeAnswer
 from forebay.rest.limits import Peer
 from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
 from forebay.routing.read_policy import Action, NoteSlow, NoteThrottled, ReadPolicy, Wait
@@ -123,7 +124,8 @@ class RouterFastPath:
     def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> PendingResponse:
         """A slot that will be filled."""
         pending = protocol.pending(request.template)
-        pending.on_abandoned = self._begin(self._batch(request, pending, protocol.peer(request.template))).cancel
+        batch = self._batch(request, protocol, pending, protocol.peer(request.template))
+        pending.on_abandoned = self._begin(batch).cancel
         return pending
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -132,8 +134,11 @@ class RouterFastPath:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _batch(self, request: RecognisedBatch, pending: PendingResponse, peer: Peer) -> None:
+    async def _batch(
+        self, request: RecognisedBatch, protocol: FastPathProtocol, pending: PendingResponse, peer: Peer
+    ) -> None:
         template, router = request.template, self._router
+        answer: HttpAnswer | LargeAnswer
         with router.limits.memory_of(peer) as memory:
             try:
                 memory.grow(len(request.body))
@@ -146,7 +151,11 @@ class RouterFastPath:
             except Exception:
                 answer = _failed("a batch failed")
                 self._metrics.count(BATCH_ROUTE.path, answer.status, template.store, InternalError.name)
-            pending.fill(answer)
+            if isinstance(answer, LargeAnswer):
+                # It is held in memory until it is sent.
+                await protocol.send_large(pending, answer)
+            else:
+                pending.fill(answer)
 
     def _answered(self, read: _Outstanding, answer: HttpAnswer | None) -> bool:
         """Handle a worker's answer, None if the connection ended first.

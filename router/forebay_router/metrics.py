@@ -128,6 +128,10 @@ class RouterMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, for the scraper."""
+        return (metric for metric in self.steps() if metric is not None)
+
+    def steps(self) -> Iterator[Metric | None]:
+        """The same with a step for each store, which may have thousands of partitions."""
         self._read()
         reads = CounterMetricFamily(
             "forebay_router_reads", "Answers to reads.", labels=["route", "status", "role"]
@@ -193,6 +197,7 @@ class RouterMetrics(Collector):
         )
         for spec in self._router.cluster.metadata.stores.values():
             unheld.add_metric([spec.name], self._router.cluster.unheld(spec))
+            yield None
         yield unheld
         live = GaugeMetricFamily("forebay_router_worker_live", "1 if the worker is reachable.", labels=["host"])
         in_flight = GaugeMetricFamily(

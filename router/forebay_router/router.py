@@ -6,7 +6,7 @@ import itertools
 import os
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -115,11 +115,10 @@ class Router:
             raise NotReady("The router has not reached any worker yet.", retry_after_s=1)
         return self.cluster.application_id, self.cluster.fingerprint
 
-    def replica_rows(self, store: str | None = None) -> list[dict[str, Any]]:
+    def replica_rows(self, store: str | None = None) -> Iterator[dict[str, Any]]:
         """The replicas of all workers that answer, or those of a store, as they last reported them; their lag as
         of now."""
-        rows = self.cluster.rows()
-        return rows if store is None else [row for row in rows if row["store"] == store]
+        return (row for row in self.cluster.rows() if store in (None, row["store"]))
 
     knows_all_replicas = True
 

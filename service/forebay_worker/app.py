@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from time import perf_counter
 from typing import Any
 
@@ -35,14 +35,17 @@ from forebay.errors import (
     WrongStoreKind,
 )
 from forebay.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
+from forebay.rest.aging import IN_TRANSIT_MS
 from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.application import HeldResponse, body_of, make_application, respond
-from forebay.rest.batches import MOST_BODY_BYTES, BatchKeys, KeyResult, batch_answer, read_batch
+from forebay.rest.batches import MOST_BODY_BYTES, BatchKeys, KeyResult, read_batch
 from forebay.rest.changes import resumed
 from forebay.rest.client_disconnect import for_client
 from forebay.rest.document_routes import add_document_routes
 from forebay.rest.hosts import ANY_HOST, AllowedHosts
-from forebay.rest.limits import Peer
+from forebay.rest.large_answers import LargeAnswer
+from forebay.rest.large_batches import batch_answer_in_turns, results_by_now
+from forebay.rest.limits import HeldMemory, Peer
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.posted_cursor import continued, cursor_of_body
 from forebay.rest.routes import (
@@ -59,12 +62,14 @@ from forebay.rest.routes import (
 from forebay.rest.scans import FRAMES_MEDIA_TYPE
 from forebay.rest.ticket_routes import add_ticket_route
 from forebay.rest.tickets import Tickets, ticket_key_of
+from forebay.rest.turns import in_turns
 from forebay.shapes.status import WorkerStatus
 from forebay_worker.changes_routes import add_changes_routes
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.processes.process_group import WorkerProcesses
 from forebay_worker.reads.bounds_check import Refused
 from forebay_worker.reads.changes import KeyChanges
+from forebay_worker.reads.keys import Batched
 from forebay_worker.reads.scans import MOST_PAGE_BYTES
 from forebay_worker.worker import Worker
 
@@ -126,7 +131,7 @@ def make_app(
         return console.history.samples(store)
 
     async def status() -> WorkerStatus:
-        return worker.status()
+        return worker.status(await in_turns(worker.replica_rows()))
 
     app = make_application(
         "worker",
@@ -165,21 +170,27 @@ def _endpoint(worker: Worker, route: ReadRoute, metrics: WorkerMetrics) -> Calla
     async def endpoint(request: Request) -> Response:
         begun_s = perf_counter()
         peer = worker.limits.peers.of(request.scope)
-        with worker.limits.memory_of(peer) as memory:
+        with contextlib.ExitStack() as held:
+            memory = held.enter_context(worker.limits.memory_of(peer))
+            answer: HttpAnswer | LargeAnswer
             try:
                 cursor = await cursor_of_body(request, memory)
                 answer = await for_client(request, _answer(worker, route, request, known, peer, cursor))
+                if isinstance(answer, LargeAnswer):
+                    # It is not with the connection, which counts what it has, until the client reads it.
+                    memory.grow(answer.size_bytes)
             except Problem as problem:
                 answer = problem_answer(problem)
-        metrics.count_answer(route.path, answer.status, begun_s)
-        return respond(answer)
+            metrics.count_answer(route.path, answer.status, begun_s)
+            response = respond(answer)
+            return HeldResponse(response, held.pop_all()) if memory.held_bytes else response
 
     return endpoint
 
 
 async def _answer(
     worker: Worker, route: ReadRoute, request: Request, known: frozenset[str], peer: Peer, cursor: str | None
-) -> HttpAnswer:
+) -> HttpAnswer | LargeAnswer:
     """Answer a read, waiting for the bound to be met as long as the request allows."""
     try:
         parameters = continued(parse_parameters(request.scope["query_string"], known), cursor)
@@ -202,7 +213,7 @@ async def _answer(
         return problem_answer(problem)
 
 
-def _waited(answer: HttpAnswer, waited_ms: float) -> HttpAnswer:
+def _waited(answer: HttpAnswer | LargeAnswer, waited_ms: float) -> HttpAnswer | LargeAnswer:
     """An answer that states how long its read waited, if it did: routers age answers that were long under way."""
     return answer._replace(head=answer.head + b"forebay-waited-ms: %d\r\n" % waited_ms) if waited_ms else answer
 
@@ -223,7 +234,9 @@ def _wait_ms(worker: Worker, parameters: ReadParameters, headers: Mapping[str, s
     return min(wait_ms, allowed_ms - _TIME_TO_ANSWER_MS)
 
 
-async def _read(worker: Worker, route: ReadRoute, request: Request, parameters: ReadParameters) -> HttpAnswer:
+async def _read(
+    worker: Worker, route: ReadRoute, request: Request, parameters: ReadParameters
+) -> HttpAnswer | LargeAnswer:
     store = request.path_params["store"]
     key = request.path_params.get("key")
     segment = None if key is None else key.encode("ascii")
@@ -252,8 +265,9 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
                 query = request.scope["query_string"]
                 parameters = parse_parameters(query, BATCH_ROUTE.parameters | {"partition"})
                 body = await body_of(request, MOST_BODY_BYTES, memory)
-                answer = await for_client(request, _batch_answer(worker, request, body, parameters, peer))
-                memory.grow(len(answer.body))
+                answer: HttpAnswer | LargeAnswer
+                answer = await for_client(request, _batch_answer(worker, request, body, parameters, peer, memory))
+                memory.adjust(len(body) + answer.size_bytes - memory.held_bytes)
             except Problem as problem:
                 answer = problem_answer(problem)
             metrics.count_answer(BATCH_ROUTE.path, answer.status, begun_s)
@@ -263,13 +277,13 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
 
 
 async def _batch_answer(
-    worker: Worker, request: Request, body: bytes, parameters: ReadParameters, peer: Peer
-) -> HttpAnswer:
+    worker: Worker, request: Request, body: bytes, parameters: ReadParameters, peer: Peer, memory: HeldMemory
+) -> HttpAnswer | LargeAnswer:
     begun_boot_ms = boot_ms()
     keys = await read_batch(body, worker.settings.max_key_bytes)
-    results, waited_ms = await _batch(worker, request, keys, parameters, peer, begun_boot_ms)
+    results, waited_ms = await _batch(worker, request, keys, parameters, peer, memory, begun_boot_ms)
     frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
-    return _waited(batch_answer(keys, results, frames=frames), waited_ms)
+    return _waited(await batch_answer_in_turns(keys, results, frames=frames), waited_ms)
 
 
 async def _batch(
@@ -278,23 +292,35 @@ async def _batch(
     keys: BatchKeys,
     parameters: ReadParameters,
     peer: Peer,
+    memory: HeldMemory,
     begun_boot_ms: float,
-) -> tuple[list[KeyResult], float]:
+) -> tuple[Sequence[KeyResult], float]:
     """Each key's answer, and how long it waited for those whose bound may still be met, in milliseconds."""
     reads = worker.reads
     until = begun_boot_ms + _wait_ms(worker, parameters, request.headers)
     spec = reads.batch_spec(request.path_params["store"], parameters)
     located = await reads.locate_in_turns(spec, keys, parameters)
-    results, waiting = reads.batch(spec, located, parameters)
-    if not waiting or boot_ms() >= until:
-        return results, 0.0
-    with worker.waits.one(peer) as pause:
-        while waiting and boot_ms() < until:
-            await pause()
-            waiting = reads.batch(spec, located, parameters, set(waiting)).waiting
-    # All of them as of now: what was found first is older by the whole wait.
-    waited_ms = boot_ms() - begun_boot_ms
-    return reads.batch(spec, located, parameters).results, waited_ms
+    read_boot_ms, waited_ms, held_bytes = boot_ms(), 0.0, memory.held_bytes
+
+    async def read(only: Set[int] | None = None) -> Batched:
+        # In place of what was read before.
+        memory.adjust(held_bytes - memory.held_bytes)
+        return await reads.batch_in_turns(spec, located, parameters, memory, only)
+
+    results, waiting = await read()
+    if waiting and boot_ms() < until:
+        with worker.waits.one(peer) as pause:
+            while waiting and boot_ms() < until:
+                await pause()
+                waiting = (await read(set(waiting))).waiting
+        # All of them as of now: what was found first is older by the whole wait.
+        read_boot_ms = boot_ms()
+        waited_ms = read_boot_ms - begun_boot_ms
+        results = (await read()).results
+    if boot_ms() - read_boot_ms > IN_TRANSIT_MS:
+        tolerance = worker.admission.tolerance(spec, parameters)
+        results = await results_by_now(results, [read_boot_ms] * len(results), tolerance, spec.name)
+    return results, waited_ms
 
 
 def _changes_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request], Any]:

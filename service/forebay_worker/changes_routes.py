@@ -47,7 +47,7 @@ class HeldSource:
 
     async def page(self, partition: int, cursor: ChangesCursor | None, *, state: bool) -> ChangesPage:
         """The next page of a partition as it is now; raises ``Problem``."""
-        return self.changes.page(
+        return await self.changes.page(
             self.selection, self.parameters, partition, cursor, state=state, page_bytes=PAGE_BYTES
         )
 
@@ -115,7 +115,9 @@ async def _pages(
     """One partition's page, or the outcome of a poll; raises ``Problem``."""
     if not request.wait_ms:
         ((partition, cursor),) = request.cursors.items()
-        page = changes.page(selection, parameters, partition, cursor, state=request.state, page_bytes=PAGE_BYTES)
+        page = await changes.page(
+            selection, parameters, partition, cursor, state=request.state, page_bytes=PAGE_BYTES
+        )
         return HttpAnswer(200, _HEAD, page.encode())
     outcomes, waited_ms = await changes.poll(selection, parameters, request, POLLED_PAGE_BYTES)
     documents: dict[int, Any] = {

@@ -10,16 +10,20 @@ from forebay.errors import Problem
 from forebay.fast_path import FastPathProtocol, KeyHandler, RecognisedBatch, RequestTemplate, left_to_slow_path
 from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.batches import batch_answer, is_large, read_batch_keys
+from forebay.rest.large_answers import MOST_AT_ONCE_BYTES
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.reads.bounds_check import Refused
+from forebay_worker.reads.keys import Batched
 from forebay_worker.worker import Worker
 
 _KNOWN = KEY_PARAMETERS | {"partition"}
 _MOST_REMEMBERED = 4096
 _LEAST_ROOM_BYTES = 64 << 10
 """There must be for a batch: how much its answer takes is known, and counted, only once it is sent."""
+_MOST_AT_ONCE_S = 0.003
+"""Why: a batch of keys without values takes some ten milliseconds, which are others' turns too."""
 _PATH = READ_ROUTES[0].path
 
 
@@ -79,8 +83,13 @@ class WorkerFastPath:
             keys = read_batch_keys(request.body, self._worker.settings.max_key_bytes)
             reads = self._worker.reads
             spec = reads.batch_spec(request.template.store, parameters)
-            results = reads.batch(spec, reads.locate(spec, keys.values, parameters), parameters).results
-            answer = batch_answer(keys, results, frames=request.frames)
+            located = reads.locate(spec, keys.values, parameters)
+            batched = Batched.of(located)
+            for taken_bytes in reads.batching(batched, spec, located, parameters):
+                if taken_bytes > MOST_AT_ONCE_BYTES or perf_counter() - begun_s > _MOST_AT_ONCE_S:
+                    # The route reads it in turns with other requests.
+                    return None
+            answer = batch_answer(keys, batched.results, frames=request.frames)
         except Problem as problem:
             answer = problem_answer(problem)
         self._count_answer(BATCH_ROUTE.path, answer.status, begun_s)

@@ -52,6 +52,10 @@ class WorkerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, for the scraper."""
+        return (metric for metric in self.steps() if metric is not None)
+
+    def steps(self) -> Iterator[Metric | None]:
+        """The same with a step for each replica, since there may be thousands."""
         yield from self._answers()
         yield from self._replicas()
         yield from self._sizes()
@@ -87,7 +91,7 @@ class WorkerMetrics(Collector):
             histogram.add_to(took, [path], 1_000_000)
         yield from (reads, refusals, took)
 
-    def _replicas(self) -> Iterator[Metric]:
+    def _replicas(self) -> Iterator[Metric | None]:
         record_lag = GaugeMetricFamily("forebay_record_lag", "Records behind the log's end.", labels=_REPLICA)
         time_lag = GaugeMetricFamily("forebay_time_lag_seconds", "Time behind the log.", labels=_REPLICA)
         open_transaction = GaugeMetricFamily(
@@ -149,10 +153,11 @@ class WorkerMetrics(Collector):
                 time_lag.add_metric(labels, lag.time_lag_ms / 1000)
             if lag.age_ms is not None:
                 age.add_metric(labels, lag.age_ms / 1000)
+            yield None
         yield from (record_lag, time_lag, open_transaction, age, role, applied, ahead, skipped)
         yield from (unchecked, failed, restored, pace, left)
 
-    def _sizes(self) -> Iterator[Metric]:
+    def _sizes(self) -> Iterator[Metric | None]:
         disk = GaugeMetricFamily("forebay_store_disk_bytes", "Bytes of a store's files.", labels=_REPLICA)
         buffers = GaugeMetricFamily(
             "forebay_store_write_buffer_bytes", "Bytes of a store that are not in its files yet.", labels=_REPLICA
@@ -170,6 +175,7 @@ class WorkerMetrics(Collector):
                     disk.add_metric(labels, size.disk_bytes)
                     buffers.add_metric(labels, size.write_buffer_bytes)
                     keys.add_metric(labels, size.keys)
+            yield None
         yield from (disk, buffers, keys)
         cached = self._worker.block_cache_bytes
         yield _one("forebay_block_cache_bytes", "Bytes of the stores' block cache in use.", cached)

@@ -7,6 +7,7 @@ import itertools
 import logging
 import shutil
 import time
+from collections.abc import Iterator
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -200,10 +201,10 @@ class Worker:
         """A store's specification; raises ``UnknownStore``."""
         return self.admission.spec(store)
 
-    def replica_rows(self, store: str | None = None) -> list[ReplicaRow]:
-        """Every replica held, or those of a store."""
+    def replica_rows(self, store: str | None = None) -> Iterator[ReplicaRow]:
+        """Every replica held, or those of a store, one by one: there may be thousands."""
         held = sorted(self.tasks.replicas.items())
-        return [self._row(name, replica) for (name, _), replica in held if store in (None, name)]
+        return (self._row(name, replica) for (name, _), replica in held if store in (None, name))
 
     def _row(self, store: str, replica: Replica) -> ReplicaRow:
         role, lag = self.admission.proven_lag(replica)
@@ -276,8 +277,8 @@ class Worker:
         """What the machine or the group refuses, such as disk space, and the remedy."""
         return self.tasks.storage_fault or self._topics.storage_fault or self.membership.refusal
 
-    def status(self) -> WorkerStatus:
-        """``GET /v1/status``: the heartbeat that routers read."""
+    def status(self, rows: list[ReplicaRow]) -> WorkerStatus:
+        """``GET /v1/status``: the heartbeat that routers read, with the rows of all replicas."""
         generation = self.metadata.map.generation
         return WorkerStatus(
             application_id=self.topology.application_id,
@@ -292,7 +293,7 @@ class Worker:
             storage_fault=self.storage_fault,
             ceiling=Ceiling(*self._ceiling),
             acceptable_recovery_lag=self.settings.acceptable_recovery_lag,
-            tasks=self.replica_rows(),
+            tasks=rows,
         )
 
     def _subscription(self) -> SubscriptionInfo:

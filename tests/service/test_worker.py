@@ -84,7 +84,7 @@ def test_a_worker_that_its_group_does_not_take_says_why(worker):
     problem = worker.readiness()
     assert problem is not None
     assert problem.detail == "The worker has not joined its group yet. another consumer"
-    assert worker.status().storage_fault == "another consumer"
+    assert worker.status([]).storage_fault == "another consumer"
     worker.start()
     wait_until(lambda: worker.readiness() is None, "readiness")
-    assert worker.status().storage_fault is None
+    assert worker.status([]).storage_fault is None

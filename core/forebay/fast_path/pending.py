@@ -12,6 +12,7 @@ from forebay.clock import boot_ms
 from forebay.lag import Tolerance
 from forebay.rest.aging import answer_by_now
 from forebay.rest.answers import HttpAnswer
+from forebay.rest.large_answers import LargeAnswer
 
 
 class ClientConnection(Protocol):
@@ -38,6 +39,11 @@ def render(answer: HttpAnswer, lines: bytes = b"") -> bytes:
         lines,
         answer.body,
     )
+
+
+def head_of(answer: LargeAnswer, size_bytes: int, lines: bytes) -> bytes:
+    """The same of an answer, up to its body of this size."""
+    return b"%b%bcontent-length: %d\r\n%b\r\n" % (STATUS_LINE[answer.status], answer.head, size_bytes, lines)
 
 
 class PendingResponse:

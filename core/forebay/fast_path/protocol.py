@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 from forebay.fast_path.cors import OriginHeaders
-from forebay.fast_path.pending import PendingResponse, WriteCoalescer, render
+from forebay.fast_path.pending import PendingResponse, WriteCoalescer, head_of, render
 from forebay.fast_path.recogniser import (
     PreparedRequests,
     RecognisedBatch,
@@ -20,6 +20,7 @@ from forebay.fast_path.recogniser import (
 from forebay.fast_path.slow_path import SlowPathProtocol
 from forebay.lag import UNLIMITED
 from forebay.rest.answers import HttpAnswer, problem_answer
+from forebay.rest.large_answers import LargeAnswer, pieces_of
 from forebay.rest.limits import Limits, Peer, accepted_peer
 
 log = logging.getLogger(__name__)
@@ -282,6 +283,20 @@ class FastPathProtocol(SlowPathProtocol):
             self._adapt(len(sent))
             self._send_filled()
         return True
+
+    async def send_large(self, pending: PendingResponse, answer: LargeAnswer) -> None:
+        """Send the answer of a slot whose predecessors are sent, as fast as the client reads."""
+        self._send(head_of(answer, answer.size_bytes, pending.lines))
+        self.send_now()
+        for piece in pieces_of(answer.parts):
+            await self.flow.drain()
+            if self.transport.is_closing():
+                return
+            self.transport.write(piece)
+            await asyncio.sleep(0)
+        self._pending.popleft()
+        self._adapt(answer.size_bytes)
+        self._send_filled()
 
     def _send_filled(self) -> None:
         """Send every answer whose predecessors are sent, and continue with the input held back for them."""

@@ -14,32 +14,36 @@ from prometheus_client.registry import Collector
 
 from forebay.processes.peer_processes import ProcessSlot
 from forebay.processes.summed_metrics import counted, document_of, metrics_of, summed
+from forebay.rest.turns import in_turns
 
 
 class GroupMetrics:
     """This process's metrics, on top of its predecessors', and with those of its peers.
 
-    ``collect`` yields its own. ``name`` is that of the metric that counts the ``tier``'s processes.
+    ``steps`` yields its own, and None for other work. ``name`` is that of the metric that counts the ``tier``'s
+    processes.
     """
 
-    def __init__(self, place: ProcessSlot, collect: Callable[[], Iterable[Metric]], tier: str, name: str) -> None:
+    def __init__(
+        self, place: ProcessSlot, steps: Callable[[], Iterable[Metric | None]], tier: str, name: str
+    ) -> None:
         self._place = place
-        self._collect = collect
+        self._steps = steps
         self._tier = tier
         self._name = name
         # To Prometheus, a counter that went down would look like a restart of all.
         self._inherited = self._last_reported_by(place.number)
 
-    def document(self) -> list[Any]:
+    async def document(self) -> list[Any]:
         """What a peer is told."""
-        return document_of(self._counted_here())
+        return document_of(await self._counted_here())
 
     async def together(self, answers: Mapping[int, Any]) -> Collector:
         """The metrics of all, given the peers' documents, None for one that does not answer.
 
         For that one, counters are given as last reported, and gauges are left out.
         """
-        own = self._counted_here()
+        own = await self._counted_here()
         if not self._place.is_single:
             # With thousands of replicas this takes a while, in which no read would be answered.
             own = await asyncio.to_thread(self._with_others, own, answers)
@@ -53,15 +57,17 @@ class GroupMetrics:
         ]
         return summed([own, *others])
 
-    def _counted_here(self) -> list[Metric]:
+    async def _counted_here(self) -> list[Metric]:
         """This process's metrics on top of its predecessors'; saved before they are reported."""
-        found = list(self._collect())
+        found = [metric for metric in await in_turns(self._steps()) if metric is not None]
+        return found if self._place.is_single else await asyncio.to_thread(self._continued, found)
+
+    def _continued(self, found: list[Metric]) -> list[Metric]:
         if self._inherited:
             found = summed([self._inherited, found])
-        if not self._place.is_single:
-            # A full disk must not keep the figures from being reported.
-            with contextlib.suppress(OSError):
-                self._keep(counted(found))
+        # A full disk must not keep the figures from being reported.
+        with contextlib.suppress(OSError):
+            self._keep(counted(found))
         return found
 
     def _keep(self, metrics: list[Metric]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,8 @@ SINGLE_PROCESS = ProcessSlot(0, 1, Path())
 
 
 class PeerProcesses:
-    """Queries every other process, and answers them; ``answers`` maps each question to its answer, as JSON.
+    """Queries every other process, and answers them; ``answers`` maps each question to its answer, as JSON, or
+    what awaits it.
 
     A question may have a subject, such as the name of a store, else an empty one.
     """
@@ -88,6 +89,8 @@ class PeerProcesses:
             question, _, subject = (await reader.readline()).decode().strip().partition(" ")
             if question in self._answers:
                 answer = self._answers[question](subject)
+                if isinstance(answer, Awaitable):
+                    answer = await answer
                 # Metrics of thousands of replicas take a while.
                 writer.write((await asyncio.to_thread(json.dumps, answer)).encode())
                 await writer.drain()

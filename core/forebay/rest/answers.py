@@ -27,11 +27,20 @@ class HttpAnswer(NamedTuple):
     head: bytes
     body: bytes
 
+    @property
+    def size_bytes(self) -> int:
+        """The length of the body."""
+        return len(self.body)
+
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The header lines as ASGI wants them."""
-        lines = self.head.split(b"\r\n")[:-1]
-        split = [line.partition(b": ") for line in lines]
-        return [(name, value) for name, _, value in split]
+        return header_lines(self.head)
+
+
+def header_lines(head: bytes) -> list[tuple[bytes, bytes]]:
+    """Header lines as ASGI wants them."""
+    split = [line.partition(b": ") for line in head.split(b"\r\n")[:-1]]
+    return [(name, value) for name, _, value in split]
 
 
 class ReplicaInfo(NamedTuple):

@@ -44,6 +44,7 @@ from forebay.rest.batches import key_too_long
 from forebay.rest.guard import OPEN_PATHS, Guard, HostGuard, is_unknown
 from forebay.rest.hosts import AllowedHosts
 from forebay.rest.http10 import WholeAnswers
+from forebay.rest.large_answers import LargeAnswer, LargeResponse
 from forebay.rest.limits import HeldMemory
 from forebay.rest.parameters import split_query
 from forebay.rest.ticket_parameter import TicketParameter
@@ -168,8 +169,10 @@ async def body_of(request: Request, most_bytes: int, memory: HeldMemory) -> byte
     return bytes(body)
 
 
-def respond(answer: HttpAnswer) -> Response:
+def respond(answer: HttpAnswer | LargeAnswer) -> Response:
     """An answer as a response of the framework."""
+    if isinstance(answer, LargeAnswer):
+        return LargeResponse(answer)
     response = Response(answer.body, answer.status)
     response.raw_headers = [*answer.headers(), (b"content-length", b"%d" % len(answer.body))]
     return response

@@ -30,7 +30,7 @@ _LIST_END = re.compile(r"[ \t\n\r]*+\]")
 _END = re.compile(r"[ \t\n\r]*+\][ \t\n\r]*+\}[ \t\n\r]*+\Z")
 KeyResult = tuple[int, bytes]
 """The result for one key: a status and, as JSON, the answer or the problem."""
-_FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n" + NO_STORE
+FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n" + NO_STORE
 
 
 def key_result(answer: HttpAnswer) -> KeyResult:
@@ -233,27 +233,37 @@ def batch_answer(keys: BatchKeys, results: Sequence[KeyResult], *, frames: bool 
     if frames:
         return _batch_frames(results)
     parts = [
-        body if status == 200 else b'{"key":%b,"problem":%b}' % (keys.text(place), body)
+        body if status == 200 else problem_result(keys, place, body)
         for place, (status, body) in enumerate(results)
     ]
     return HttpAnswer(200, JSON_HEAD + NO_STORE, b'{"results":[%b]}' % b",".join(parts))
 
 
+def problem_result(keys: BatchKeys, place: int, problem: bytes) -> bytes:
+    """The JSON of the result for a key with a problem."""
+    return b'{"key":%b,"problem":%b}' % (keys.text(place), problem)
+
+
 def _batch_frames(results: Sequence[KeyResult]) -> HttpAnswer:
     statuses, bodies = zip(*results, strict=True) if results else ((), ())
-    return HttpAnswer(200, _FRAMES_HEAD, msgpack.packb((statuses, bodies)))
+    return HttpAnswer(200, FRAMES_HEAD, msgpack.packb((statuses, bodies)))
 
 
 def read_batch_frames(raw: bytes, count: int) -> tuple[list[int], list[bytes]]:
     """Statuses and bodies of an answer in frames, in order; raises ``ValueError`` unless there are so many."""
     try:
         statuses, bodies = msgpack.unpackb(raw)
-        if (
-            len(statuses) == len(bodies) == count
-            and {*map(type, statuses)} <= {int}
-            and {*map(type, bodies)} <= {bytes}
-        ):
-            return statuses, bodies
+        return require_batch_frames(statuses, bodies, count)
     except (TypeError, ValueError, msgpack.UnpackException) as error:
         raise ValueError(f"answered with something other than a batch: {error}") from None
-    raise ValueError("answered with something other than a batch")
+
+
+def require_batch_frames(statuses: Any, bodies: Any, count: int) -> tuple[list[int], list[bytes]]:
+    """Statuses and bodies that were unpacked; raises ``ValueError`` or ``TypeError`` unless they are so many."""
+    if (
+        len(statuses) == len(bodies) == count
+        and {*map(type, statuses)} <= {int}
+        and {*map(type, bodies)} <= {bytes}
+    ):
+        return statuses, bodies
+    raise ValueError(f"it has no {count} results")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
@@ -31,6 +31,7 @@ from forebay.rest.documents import (
     stores_answer,
 )
 from forebay.rest.parameters import partition_parameter, text_parameters
+from forebay.rest.turns import in_turns
 from forebay.shapes.components import reference
 from forebay.shapes.replicas import LagsAnswer
 from forebay.shapes.stores import (
@@ -63,7 +64,7 @@ class Introspectable(Protocol):
         """A store's specification; raises ``UnknownStore`` or ``NotReady``."""
         ...
 
-    def replica_rows(self, store: str | None = None) -> Sequence[object]:
+    def replica_rows(self, store: str | None = None) -> Iterable[object]:
         """Every replica known here, or those of a store: objects or JSON values of the form ``ReplicaRow``."""
         ...
 
@@ -163,7 +164,7 @@ def add_document_routes(
         store = text_parameters(request.scope["query_string"], "store").get("store")
         if store is not None:
             described.spec(store)
-        return respond(json_answer({"lags": described.replica_rows(store)}))
+        return respond(json_answer({"lags": await in_turns(described.replica_rows(store))}))
 
     @get("/v1/status", "status", status_shape)
     async def status(request: Request) -> Response:

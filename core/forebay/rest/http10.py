@@ -22,7 +22,7 @@ class WholeAnswers:
         if scope["type"] != "http" or scope["http_version"] != "1.0":
             await self._app(scope, receive, send)
             return
-        answer = _CollectedBody(self._max_answer_bytes)
+        answer = _CollectedBody(self._max_answer_bytes, send)
         working = asyncio.ensure_future(self._app(scope, receive, answer.collect))
         refused = asyncio.ensure_future(answer.refused.wait())
         try:
@@ -34,25 +34,34 @@ class WholeAnswers:
             for task in (working, refused):
                 task.cancel()
             await asyncio.gather(working, refused, return_exceptions=True)
-        await answer.send(send)
+        await answer.send()
 
 
 class _CollectedBody:
     """An answer, collected, or why it cannot be given."""
 
-    def __init__(self, max_answer_bytes: int) -> None:
+    def __init__(self, max_answer_bytes: int, send: Send) -> None:
         self._max_answer_bytes = max_answer_bytes
+        self._send = send
+        self._has_length = False
         self._start: Message | None = None
         self._body = bytearray()
         self.refused = asyncio.Event()
 
     async def collect(self, message: Message) -> None:
-        """Keep a part of it."""
+        """Keep a part of it, or send it if the answer states its length."""
         if self.refused.is_set():
             return
+        if self._has_length:
+            await self._send(message)
+            return
         if message["type"] == "http.response.start":
-            self._start = message
             names = {name.lower(): value for name, value in message["headers"]}
+            self._has_length = b"content-length" in names
+            if self._has_length:
+                await self._send(message)
+                return
+            self._start = message
             if names.get(b"content-type", b"").startswith(EVENTS_MEDIA_TYPE.encode()):
                 self._refuse(BadRequest("Event streams need HTTP/1.1."))
             return
@@ -68,10 +77,11 @@ class _CollectedBody:
         self._body = bytearray(answer.body)
         self.refused.set()
 
-    async def send(self, send: Send) -> None:
-        """Send it with its length."""
+    async def send(self) -> None:
+        """Send what was collected with its length."""
         if self._start is None:
             return
+        send = self._send
         headers = [(name, value) for name, value in self._start["headers"] if name.lower() != b"content-length"]
         await send({**self._start, "headers": [*headers, (b"content-length", b"%d" % len(self._body))]})
         await send({"type": "http.response.body", "body": bytes(self._body)})

@@ -7,7 +7,7 @@ import binascii
 import bisect
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -35,6 +35,8 @@ FRAMES_MEDIA_TYPE = "application/vnd.forebay.frames.v1"
 results with their statuses. Another version of the format has another name."""
 
 
+_MERGED_AT_ONCE, _LEAST_OF_A_PAGE = 4_096, 32
+"""Items merged within a turn of the event loop: of all pages together, but for those of a page."""
 SCAN_HEADER = "forebay-scan"
 """Names the scan that a page in frames is of: neither its store nor its bounds are in the page."""
 _MOST_CURSOR_IN_URL = 8 << 10
@@ -262,6 +264,8 @@ class ScanPage:
         """The items up to and including a stored key, all of them without one; they are removed from the page."""
         keys, items = self.keys, self.items
         count = len(keys) if bound is None else _count_to(keys, bound, reverse)
+        if not count:
+            return [], []
         self.keys, self.items = keys[count:], items[count:]
         return keys[:count], items[:count]
 
@@ -300,6 +304,30 @@ def first_end(pages: Iterable[ScanPage], *, reverse: bool) -> bytes | None:
     if not ends:
         return None
     return max(ends) if reverse else min(ends)
+
+
+def window_end(pages: Sequence[ScanPage], *, reverse: bool) -> bytes | None:
+    """The same, or one before it up to which there are no more than some thousand items: they are merged within a
+    turn of the event loop."""
+    most = max(_LEAST_OF_A_PAGE, _MERGED_AT_ONCE // max(1, len(pages)))
+    ends = [page.keys[most - 1] for page in pages if len(page.keys) > most]
+    end = first_end(pages, reverse=reverse)
+    if end is not None:
+        ends.append(end)
+    if not ends:
+        return None
+    return max(ends) if reverse else min(ends)
+
+
+def merging(pages: Sequence[ScanPage], *, reverse: bool) -> Iterator[tuple[list[bytes], Callable[[int], bytes]]]:
+    """Merge what several partitions' pages have up to the key to which they are all complete, some thousand items
+    at a time; they are removed from the pages."""
+    end = first_end(pages, reverse=reverse)
+    while True:
+        up_to = window_end(pages, reverse=reverse)
+        yield merge([page.take_to(up_to, reverse=reverse) for page in pages], reverse=reverse)
+        if up_to == end:
+            return
 
 
 def merge(runs: Iterable[Items], *, reverse: bool) -> tuple[list[bytes], Callable[[int], bytes]]:

@@ -12,7 +12,7 @@ from typing import Any
 from forebay.errors import DeadlineExceeded, NoReplica, Problem
 from forebay.lag import Lag, Tolerance, worst_lag
 from forebay.rest.lists import joined_position
-from forebay.rest.scans import Cursor, Scan, ScanPage, first_end, merge
+from forebay.rest.scans import Cursor, Scan, ScanPage, first_end, merge, window_end
 
 FIRST_PAGES_BYTES = 2 << 20
 """What the first pages of a list may take together, unless its partitions are many: dozens of small lists that one
@@ -121,9 +121,21 @@ class ScatteredList:
 
         Items, the stored key of each by its place, and the one up to which they are complete, None for the end.
         """
+        pages = self._pages()
+        return self._merge_to(pages, first_end(pages, reverse=self.scan.reverse))
+
+    def merge_some(self) -> tuple[list[bytes], Callable[[int], bytes], bytes | None]:
+        """The same for the first thousands of items, which take no longer than a turn of the event loop."""
+        pages = self._pages()
+        return self._merge_to(pages, window_end(pages, reverse=self.scan.reverse))
+
+    def _pages(self) -> list[ScanPage]:
+        return [part.page for part in self.parts.values() if part.page is not None]
+
+    def _merge_to(
+        self, pages: Iterable[ScanPage], bound: bytes | None
+    ) -> tuple[list[bytes], Callable[[int], bytes], bytes | None]:
         reverse = self.scan.reverse
-        pages = [part.page for part in self.parts.values() if part.page is not None]
-        bound = first_end(pages, reverse=reverse)
         return *merge([page.take_to(bound, reverse=reverse) for page in pages], reverse=reverse), bound
 
     def keeps_bounds(self, tolerance: Tolerance, now_boot_ms: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from forebay.clock import boot_ms
@@ -195,10 +195,11 @@ class Cluster:
             return f"is a copy of the process {identity.process_id!r} from before its last start"
         return None
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The replicas of all workers that answer, as they last reported them; their lag as of now."""
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The replicas of all workers that answer, worker by worker, as they last reported them; their lag as of
+        now."""
         well = [worker for worker in self.workers.values() if worker.is_healthy]
-        return [row for worker in sorted(well, key=lambda worker: worker.host) for row in worker.rows()]
+        return (row for worker in sorted(well, key=lambda worker: worker.host) for row in worker.rows())
 
     def take(
         self, address: HostInfo, body: bytes, host: HostInfo, status: StatusReport, polled_boot_ms: float

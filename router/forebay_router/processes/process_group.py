@@ -27,7 +27,7 @@ class ProcessGroupView:
         self._router = router
         self._history = history
         self._place = place
-        self._metrics = GroupMetrics(place, metrics.collect, "router", "forebay_router_processes")
+        self._metrics = GroupMetrics(place, metrics.steps, "router", "forebay_router_processes")
         self.peers = PeerProcesses(
             place,
             {

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -15,25 +15,30 @@ from urllib.parse import quote
 
 from forebay.clock import boot_ms
 from forebay.errors import AnswerTooLarge, NotHostedHere, Problem
-from forebay.lag import UNLIMITED, Lag, Tolerance
+from forebay.lag import UNLIMITED, Tolerance
 from forebay.metadata import HostInfo
-from forebay.rest.aging import aged, bounds_exceeded, time_reserved_for_retry_ms
+from forebay.rest.aging import time_reserved_for_retry_ms
 from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.batches import (
     BatchKeys,
     KeyResult,
-    batch_answer,
     key_result,
     read_batch,
-    read_batch_frames,
     read_plain,
     require_size,
+)
+from forebay.rest.large_answers import LargeAnswer
+from forebay.rest.large_batches import (
+    batch_answer_in_turns,
+    lag_by_now,
+    read_batch_frames_in_turns,
+    results_by_now,
 )
 from forebay.rest.limits import HeldMemory, Peer
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import BATCH_ROUTE
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, require_kind
-from forebay.rest.statuses import OF_THE_REPLICA, WITH_LAG
+from forebay.rest.statuses import OF_THE_REPLICA
 from forebay.rest.turns import in_turns
 from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.topology import StoreSpec
@@ -67,9 +72,10 @@ class _ResultGroup(NamedTuple):
 
 async def batch_get(
     router: Router, metrics: RouterMetrics, store: str, query: bytes, body: bytes, peer: Peer, memory: HeldMemory
-) -> HttpAnswer:
+) -> HttpAnswer | LargeAnswer:
     """Answer a peer's ``batch-get`` whose body has arrived, and count it; what arrives is held in ``memory``."""
     begun_boot_ms = boot_ms()
+    answer: HttpAnswer | LargeAnswer
     try:
         parameters = parse_parameters(query, BATCH_ROUTE.parameters)
         spec = parameters.written(router.spec(store))
@@ -82,7 +88,7 @@ async def batch_get(
             tolerance = router.tolerance(spec, parameters)
             batch = _BatchGet(router, spec, keys, query, parameters, deadline, tolerance, memory)
             results = await batch.results()
-            answer = batch_answer(keys, results)
+            answer = await batch_answer_in_turns(keys, results)
             metrics.count_batch(store, results)
     except Problem as problem:
         answer = problem_answer(problem)
@@ -121,26 +127,18 @@ class _BatchResults:
         if tolerance == UNLIMITED:
             return set()
         now = boot_ms()
-        return {place for place in range(len(self.results)) if self._aged(place, now, tolerance)[1] is not None}
+        lags = [
+            lag_by_now(result, now - as_of_boot_ms)
+            for result, as_of_boot_ms in zip(self.results, self._as_of_boot_ms, strict=True)
+        ]
+        return {place for place, lag in enumerate(lags) if lag is not None and not tolerance.met_by(lag)}
 
-    def by_now(self, store: str, tolerance: Tolerance) -> list[KeyResult]:
+    async def by_now(self, store: str, tolerance: Tolerance) -> list[KeyResult]:
         """All as they are now, a problem in place of each that has left its bounds."""
         now = boot_ms()
         if tolerance == UNLIMITED and now - min(self._as_of_boot_ms, default=now) < _LEAST_AGE_MS:
             return self.results
-        aged_results = (self._aged(place, now, tolerance) for place in range(len(self.results)))
-        return [
-            result if lag is None else key_result(bounds_exceeded(store, tolerance, lag))
-            for result, lag in aged_results
-        ]
-
-    def _aged(self, place: int, now_boot_ms: float, tolerance: Tolerance) -> tuple[KeyResult, Lag | None]:
-        """A key's present result, and its lag if that has left its bounds."""
-        status, body = result = self.results[place]
-        if status not in WITH_LAG:
-            return result, None
-        body, lag = aged(body, now_boot_ms - self._as_of_boot_ms[place])
-        return (status, body), None if lag is None or tolerance.met_by(lag) else lag
+        return await results_by_now(self.results, self._as_of_boot_ms, tolerance, store)
 
 
 class _ArrivingAnswer:
@@ -199,7 +197,7 @@ class _BatchGet:
             results.take(
                 await self._lookup([place for place in plains if place[0] in early], self.deadline_boot_ms)
             )
-        return results.by_now(self.spec.name, self.tolerance)
+        return await results.by_now(self.spec.name, self.tolerance)
 
     async def _lookup(self, plains: list[tuple[int, bytes]], until: float) -> list[_ResultGroup]:
         """Ask for some keys."""
@@ -233,16 +231,20 @@ class _BatchGet:
     async def _in_every_partition(self, plains: list[tuple[int, bytes]], until: float) -> list[_ResultGroup]:
         """Ask every partition for all keys, until each key is settled or all have answered."""
         timed_answers: dict[int, list[TimedAnswer]] = {index: [] for index, _ in plains}
+        undecided = set(timed_answers)
         everywhere = range(self.spec.partitions) if timed_answers else ()
         groups = [{partition: list(timed_answers)} for partition in everywhere]
         async with contextlib.aclosing(self._as_completed(groups, until, _AttemptHistory())) as groups_done:
             async for some in groups_done:
                 for indices, results, as_of_boot_ms in some:
                     for index, (status, body) in zip(indices, results, strict=True):
-                        timed_answers[index].append(TimedAnswer(HttpAnswer(status, b"", body), as_of_boot_ms))
-                if all(any(decides(each.answer) for each in of_one) for of_one in timed_answers.values()):
+                        answer = HttpAnswer(status, b"", body)
+                        timed_answers[index].append(TimedAnswer(answer, as_of_boot_ms))
+                        if decides(answer):
+                            undecided.discard(index)
+                if not undecided:
                     break
-        return [self._verdict(index, of_one) for index, of_one in timed_answers.items()]
+        return await in_turns(self._verdict(index, of_one) for index, of_one in timed_answers.items())
 
     def _verdict(self, index: int, timed_answers: list[TimedAnswer]) -> _ResultGroup:
         answer = verdict(self.spec, timed_answers)
@@ -268,11 +270,11 @@ class _BatchGet:
         request = self._request(next(iter(group)), indices, len(group) > 1, history.hosts)
         read = ReplicaRead(self.router, replace(request, admit=arriving.admit), self.parameters, until)
         answer = await read.run()
-        arriving.settle(len(answer.body) if answer is not None and answer.status == 200 else 0)
+        arriving.settle(read.answer_bytes)
         if answer is not None and answer.status == AnswerTooLarge.status:
             require_size(self.router.settings.max_answer_bytes + 1, self.router.settings.max_answer_bytes)
         if answer is None or answer.status != 200 or read.answered_by is None:
-            return self._without_answer(group, read, answer, history)
+            return await in_turns(self._without_answer(group, read, answer, history))
         require_size(self.memory.held_bytes, self.router.settings.max_answer_bytes)
         statuses, bodies = read.decoded
         results = list(zip(statuses, bodies, strict=True))
@@ -282,18 +284,13 @@ class _BatchGet:
 
     def _without_answer(
         self, group: _Places, read: ReplicaRead, answer: HttpAnswer | None, history: _AttemptHistory
-    ) -> list[_ResultGroup]:
+    ) -> Iterator[_ResultGroup]:
         """What no replica answered, or one with a problem for all keys."""
         now = boot_ms()
-        return [
-            _ResultGroup(
-                [index],
-                [key_result(answer or self._refusal(read, partition, history.attempts_at(index, read)))],
-                now,
-            )
-            for partition, at in group.items()
-            for index in at
-        ]
+        for partition, at in group.items():
+            for index in at:
+                attempts = history.attempts_at(index, read)
+                yield _ResultGroup([index], [key_result(answer or self._refusal(read, partition, attempts))], now)
 
     async def _ask_others(
         self,
@@ -343,5 +340,5 @@ class _BatchGet:
             multi_partition=multi_partition,
             excluded=excluded,
             no_wait=self.no_wait,
-            decode=partial(read_batch_frames, count=len(places)),
+            decode=partial(read_batch_frames_in_turns, count=len(places)),
         )

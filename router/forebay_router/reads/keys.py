@@ -147,7 +147,7 @@ def verdict(spec: StoreSpec, timed_answers: Sequence[TimedAnswer]) -> HttpAnswer
 def _miss_of_all(spec: StoreSpec, timed_answers: Sequence[TimedAnswer]) -> HttpAnswer:
     """No partition has the key: the worst lag of all, and one combined position."""
     misses, now = [], boot_ms()
-    for answer, as_of_boot_ms, _ in timed_answers:
+    for answer, as_of_boot_ms, *_ in timed_answers:
         miss = json.loads(answer.body)
         misses.append({**miss, "lag": Lag(**miss["lag"]).aged(now - as_of_boot_ms).document()})
     misses.sort(key=lambda miss: int(miss["partition"]))

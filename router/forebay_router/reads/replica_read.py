@@ -74,14 +74,25 @@ async def _result(read: ReplicaRead) -> TimedAnswer:
         return TimedAnswer(read.refusal(read.request.partition), boot_ms())
     if not read.request.accept:
         answer = answer._replace(head=answer.head + attempts_head(read.other_attempts()))
-    return TimedAnswer(answer, read.as_of_boot_ms, read.decoded)
+    return TimedAnswer(answer, read.as_of_boot_ms, read.decoded, read.answer_bytes)
+
+
+class _Body(NamedTuple):
+    """The body of an answer: as the request's ``decode`` reads it, or what is wrong with it, and its size."""
+
+    decoded: Any = None
+    error: ValueError | None = None
+    size_bytes: int = 0
+
+
+_NO_BODY = _Body()
 
 
 class _Received(NamedTuple):
-    """An answer, its body as the request's ``decode`` reads it, and when it came."""
+    """An answer, its body, and when it came."""
 
     answer: HttpAnswer
-    decoded: Any
+    body: _Body
     boot_ms: float
 
 
@@ -107,6 +118,8 @@ class ReplicaRead:
         self._in_flight: dict[asyncio.Future[HttpAnswer], HostInfo] = {}
         self._sent_boot_ms: dict[HostInfo, float] = {}
         self._adopted: asyncio.Future[HttpAnswer] | None = None
+        self._bodies: dict[HostInfo, _Body] = {}
+        """Those of answers to requests for another form than JSON."""
         self._received: dict[HostInfo, _Received] = {}
         """Answers that may end the read."""
         self._gave_up: GiveUp | None = None
@@ -116,6 +129,8 @@ class ReplicaRead:
         """The worker that gave the final answer."""
         self.decoded: Any = None
         """Its body, as the request's ``decode`` reads it."""
+        self.answer_bytes = 0
+        """What that took as it arrived."""
         self.as_of_boot_ms = 0.0
         """As of when the lag in the final answer is right."""
 
@@ -192,6 +207,7 @@ class ReplicaRead:
         # One that is asked again has another outcome.
         self.attempts = [attempt for attempt in self.attempts if attempt.host != host]
         self._received.pop(host, None)
+        self._bodies.pop(host, None)
         router.counts["hedges"] += action.is_hedge
         left_ms = max(1, int(self._deadline - boot_ms()))
         request = self.request.render(host, left_ms, router.credentials(), waits=action.lets_wait)
@@ -206,12 +222,29 @@ class ReplicaRead:
         begun = boot_ms()
         named = None if self.request.named is None else self.request.named.is_in
         upstream = self._router.pool[host]
+        parts: list[bytes] | None = [] if self.request.accept else None
         answer = await upstream.request(
-            request, dedicated_connection=self._dedicated, permit=permit, named=named, admit=self.request.admit
+            request,
+            dedicated_connection=self._dedicated,
+            permit=permit,
+            named=named,
+            admit=self.request.admit,
+            parts=parts,
         )
         if not self._dedicated:
             self._router.delay.observe(boot_ms() - begun)
+        if parts is not None:
+            if parts and answer.status != 200:
+                return answer._replace(body=b"".join(parts))
+            await self._read_body(host, answer, parts or [answer.body])
         return answer
+
+    async def _read_body(self, host: HostInfo, answer: HttpAnswer, parts: list[bytes]) -> None:
+        size_bytes = sum(map(len, parts))
+        try:
+            self._bodies[host] = _Body(await self.request.read(answer, parts), size_bytes=size_bytes)
+        except ValueError as error:
+            self._bodies[host] = _Body(error=error)
 
     def _on_settled(self, request: asyncio.Future[HttpAnswer]) -> tuple[HostInfo, AttemptOutcome]:
         """Record the outcome of a request to a worker."""
@@ -245,14 +278,13 @@ class ReplicaRead:
         if adopted and answer.status in REFUSALS:
             # The router may have another token since.
             return AttemptOutcome.UNSENT
-        try:
-            decoded = self.request.read(answer)
-        except ValueError as error:
-            self.attempts.append(Attempt(host, str(error)))
+        body = self._bodies.pop(host, _NO_BODY)
+        if body.error is not None:
+            self.attempts.append(Attempt(host, str(body.error)))
             return AttemptOutcome.REFUSED
         answer = self._within_bounds(host, answer)
         outcome = outcome_of(answer)
-        self._received[host] = _Received(answer, decoded, boot_ms())
+        self._received[host] = _Received(answer, body, boot_ms())
         if outcome is not AttemptOutcome.FINAL:
             self._note_refusal(host, answer)
         return outcome
@@ -277,7 +309,8 @@ class ReplicaRead:
     def _finish(self, step: Finish[HostInfo]) -> HttpAnswer:
         self._router.counts["hedges_won"] += step.is_hedge
         self.answered_by = host = step.host
-        answer, self.decoded, received_boot_ms = self._received[host]
+        answer, body, received_boot_ms = self._received[host]
+        self.decoded, self.answer_bytes = body.decoded, body.size_bytes
         self.as_of_boot_ms = as_of(answer, self._sent_boot_ms[host], received_boot_ms)
         return answer
 

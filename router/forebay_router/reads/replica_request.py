@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -42,8 +42,8 @@ class ReplicaRequest:
     """The key that the answer must be for."""
     admit: Admit | None = None
     """Makes room for a large answer before it is read; only on a dedicated connection."""
-    decode: Callable[[bytes], Any] | None = None
-    """Reads the body of an answer in the form of ``accept``; raises ``ValueError``."""
+    decode: Callable[[Sequence[bytes]], Awaitable[Any]] | None = None
+    """Reads the parts of an answer's body in the form of ``accept``; raises ``ValueError``."""
 
     def render(self, host: HostInfo, left_ms: int, credentials: bytes, *, waits: bool = True) -> bytes:
         """The request's bytes for one worker; ``credentials`` is the authorization line, if any."""
@@ -65,8 +65,8 @@ class ReplicaRequest:
             lines += [b"content-type: application/json", b"content-length: %d" % len(self.body)]
         return b"\r\n".join(lines) + b"\r\n" + credentials + b"\r\n" + (self.body or b"")
 
-    def read(self, answer: HttpAnswer) -> Any:
-        """An answer's body as ``decode`` reads it.
+    async def read(self, answer: HttpAnswer, parts: Sequence[bytes]) -> Any:
+        """An answer's body as ``decode`` reads it, in turns with other requests.
 
         Raises ``ValueError`` if it is not in the form that was asked for: a worker of another version may not know
         that, and one that lies sends anything.
@@ -75,7 +75,7 @@ class ReplicaRequest:
             return None
         if b"content-type: " + self.accept + b"\r\n" not in answer.head:
             raise ValueError("answered in another version's format")
-        return None if self.decode is None else self.decode(answer.body)
+        return None if self.decode is None else await self.decode(parts)
 
 
 class TimedAnswer(NamedTuple):
@@ -85,6 +85,8 @@ class TimedAnswer(NamedTuple):
     as_of_boot_ms: float
     decoded: Any = None
     """Its body, as the request's ``decode`` reads it."""
+    size_bytes: int = 0
+    """What that took as it arrived."""
 
 
 class FirstRequest(NamedTuple):

@@ -9,6 +9,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from forebay.clock import boot_ms
 from forebay.lag import Lag, Tolerance
@@ -19,6 +20,7 @@ from forebay.rest.lists import list_head, list_tail
 from forebay.rest.parameters import ReadParameters, split_query
 from forebay.rest.scans import FRAMES_MEDIA_TYPE, Scan, ScanPage, ScanRoute, make_scan, posted_cursor
 from forebay.rest.statuses import TRANSIENT
+from forebay.rest.turns import decoded_in_turn, in_turn
 from forebay.routing.scattered_list import PartitionPages, ScatteredList, page_bytes_of
 from forebay_router.reads.attempts import nothing_read
 from forebay_router.reads.replica_read import ask
@@ -192,7 +194,7 @@ class Gather:
         head: bytes | None = list_head(self.scan)
         left = self.parameters.limit
         while True:
-            items, key_at, up_to = listed.merge()
+            items, key_at, up_to = await in_turn(listed.merge_some)
             if len(items) > left:
                 items, up_to = items[:left], key_at(left - 1)
             sent = 0
@@ -203,13 +205,21 @@ class Gather:
                 head = None
                 sent += count
                 listed.sent_up_to = key_at(sent - 1)
+                if sent < len(items):
+                    # A client that reads as fast as this sends would leave no turn to others.
+                    await asyncio.sleep(0)
             left -= sent
             if not items and up_to is not None and self._keeps_bounds():
                 # Nothing matches up to there, which is as old as the pages.
                 listed.sent_up_to = up_to
-            if sent < len(items) or up_to is None or not left or boot_ms() >= self.no_page_after_boot_ms:
+            if sent < len(items) or up_to is None or not left:
                 break
             drained = [part for part in listed.parts.values() if part.drained]
+            if not drained:
+                await asyncio.sleep(0)
+                continue
+            if boot_ms() >= self.no_page_after_boot_ms:
+                break
             try:
                 await self._fetch(drained)
             except ScanRefused as refused:
@@ -236,11 +246,11 @@ class Gather:
         fetches = [self.fetches[part.partition] for part in parts]
         pages = (fetch.coming or self._ask(part) for part, fetch in zip(parts, fetches, strict=True))
         answers = await asyncio.gather(*pages)
-        for part, fetch, (answer, as_of_boot_ms, page) in zip(parts, fetches, answers, strict=True):
+        for part, fetch, (answer, as_of_boot_ms, page, page_bytes) in zip(parts, fetches, answers, strict=True):
             fetch.coming = None
             if answer.status == 200:
                 part.take(page, as_of_boot_ms)
-                self._count(part.partition, len(answer.body))
+                self._count(part.partition, page_bytes)
                 if page.more and self.memory.may_grow(self.page_bytes):
                     # The next one is read while this one is merged and sent.
                     fetch.coming = asyncio.create_task(self._ask(part))
@@ -266,7 +276,7 @@ class Gather:
             accept=_FRAMES,
             dedicated_connection=True,
             page_bytes=self.page_bytes,
-            decode=ScanPage.decode,
+            decode=partial(decoded_in_turn, ScanPage.decode),
         )
         async with self.turns:
             return await ask(self.router, request, self.parameters, self.deadline_boot_ms)

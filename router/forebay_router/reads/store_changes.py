@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -22,6 +23,7 @@ from forebay.rest.store_changes.endpoint import OF_THE_CLIENT
 from forebay.rest.store_changes.pages import ChangesPage
 from forebay.rest.store_changes.requests import CHANGES_MEDIA_TYPE, PagesRequest, decode_outcomes
 from forebay.rest.store_changes.selection import KeySelection
+from forebay.rest.turns import decoded_in_turn
 from forebay.timeouts import running_timeout
 from forebay_router.reads.replica_read import ask
 from forebay_router.reads.replica_request import ReplicaRequest
@@ -57,10 +59,13 @@ class RoutedSource:
     async def page(self, partition: int, cursor: ChangesCursor | None, *, state: bool) -> ChangesPage:
         """The next page of a partition, from the best replica that can answer; raises ``Problem``."""
         request = replace(
-            self._request(partition, PagesRequest({partition: cursor}, state)), decode=ChangesPage.decode
+            self._request(partition, PagesRequest({partition: cursor}, state)),
+            decode=partial(decoded_in_turn, ChangesPage.decode),
         )
         parameters = replace(self.parameters, wait_ms=0)
-        answer, as_of_boot_ms, page = await ask(self.router, request, parameters, self.router.deadline(parameters))
+        answer, as_of_boot_ms, page, _ = await ask(
+            self.router, request, parameters, self.router.deadline(parameters)
+        )
         if answer.status != 200:
             raise _problem(answer)
         return _as_of(page, as_of_boot_ms)

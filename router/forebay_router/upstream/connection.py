@@ -70,6 +70,9 @@ class Connection(asyncio.Protocol):
         self.closed = False
         self.on_body_begun: Callable[[int], bool] | None = None
         """Called with the size in bytes of a body that has not arrived whole; returns whether to read it."""
+        self.parts: list[bytes] | None = None
+        """Takes the parts of a body that has not arrived whole, instead of its answer; only while one request is
+        outstanding."""
 
     @property
     def load(self) -> int:
@@ -113,6 +116,9 @@ class Connection(asyncio.Protocol):
             self._chunks.append(data)
             self._awaited -= len(data)
             return
+        if self._awaited and self.parts is not None:
+            self._end_parts(self.parts, data)
+            return
         buffer = b"".join([*self._chunks, data]) if self._chunks else data
         self._chunks.clear()
         at, size, pending = 0, len(buffer), self._pending
@@ -141,6 +147,16 @@ class Connection(asyncio.Protocol):
                 if not on_body_begun(self._awaited + size - at):
                     self.close()
 
+    def _end_parts(self, parts: list[bytes], data: bytes) -> None:
+        """The last part of a body that is not joined: nothing may follow it."""
+        begun, end = self._chunks[0], self._chunks[0].find(b"\r\n\r\n")
+        parts += [begun[end + 4 :], *self._chunks[1:], data]
+        whole, self._chunks, self._awaited = len(data) == self._awaited, [], 0
+        status, lines, _, keep = _read_head(begun, 0, end)
+        self._in_flight.count -= 1
+        if not (whole and self._pending.popleft()(HttpAnswer(status, lines, b"")) and keep):
+            self.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Notify all that still wait."""
         self.closed = True
@@ -160,11 +176,13 @@ async def exchange(
     request: bytes,
     named: Callable[[HttpAnswer], bool] | None = None,
     admit: Admit | None = None,
+    parts: list[bytes] | None = None,
 ) -> HttpAnswer:
     """Send and wait; raises ``UpstreamClosed``, or ``AnsweredForAnother`` unless an answer is as ``named`` asks.
 
     On a connection without other requests, ``admit`` makes room for a large answer before it is read. Its
-    ``Problem`` is raised here, and closes the connection.
+    ``Problem`` is raised here, and closes the connection. ``parts`` gets the body of an answer that does not
+    arrive whole, in parts: a copy of a large one takes as long as hundreds of reads.
     """
     future: asyncio.Future[HttpAnswer | None] = asyncio.get_running_loop().create_future()
 
@@ -187,6 +205,7 @@ async def exchange(
         return not future.done()
 
     connection.on_body_begun = None if admit is None else on_body_begun
+    connection.parts = parts
     connection.send(request, on_answer, at_once=connection.load == 0)
     answer = await future
     if answer is None:

@@ -93,12 +93,13 @@ class WorkerConnections:
         permit: InFlightPermit | None = None,
         named: Callable[[HttpAnswer], bool] | None = None,
         admit: Admit | None = None,
+        parts: list[bytes] | None = None,
     ) -> HttpAnswer:
         """Send a request, using the ``permit`` made for it, if any.
 
-        ``dedicated_connection`` gives it a connection of its own, for answers that are slow or large. Raises
-        ``OSError`` if the worker cannot be reached or goes away, or an answer is not as ``named`` asks, and the
-        ``Problem`` of ``admit``.
+        ``dedicated_connection`` gives it a connection of its own, for answers that are slow or large; ``parts``
+        then gets the body of one that does not arrive whole. Raises ``OSError`` if the worker cannot be reached
+        or goes away, or an answer is not as ``named`` asks, and the ``Problem`` of ``admit``.
         """
         permit = permit or self.permit()
         try:
@@ -111,23 +112,28 @@ class WorkerConnections:
                     # A worker that drains closes after an answer, and loses later requests. Only a new connection
                     # shows whether this one is alive.
                     permit = self.permit()
-            return await self._dedicated(request, named, admit)
+            return await self._dedicated(request, named, admit, parts)
         finally:
             permit.release()
 
     async def _dedicated(
-        self, request: bytes, named: Callable[[HttpAnswer], bool] | None, admit: Admit | None
+        self,
+        request: bytes,
+        named: Callable[[HttpAnswer], bool] | None,
+        admit: Admit | None,
+        parts: list[bytes] | None,
     ) -> HttpAnswer:
         while self._idle:
             connection = self._idle.pop()
             if not connection.closed:
                 try:
-                    return await self._lent(connection, request, named, admit)
+                    return await self._lent(connection, request, named, admit, parts)
                 except UpstreamClosed:
                     # It may have been closed for being idle; only a new one shows whether the worker is alive.
                     break
         # Its one request is counted by a permit.
-        return await self._lent(await self._opener.connect(self.host, InFlight()), request, named, admit)
+        connection = await self._opener.connect(self.host, InFlight())
+        return await self._lent(connection, request, named, admit, parts)
 
     async def _lent(
         self,
@@ -135,11 +141,12 @@ class WorkerConnections:
         request: bytes,
         named: Callable[[HttpAnswer], bool] | None,
         admit: Admit | None,
+        parts: list[bytes] | None,
     ) -> HttpAnswer:
         """Use a connection for one exchange, and keep it for the next if that was completed."""
         answer = None
         try:
-            answer = await exchange(connection, request, named, admit)
+            answer = await exchange(connection, request, named, admit, parts)
         finally:
             if answer is None or connection.closed or self._closed or len(self._idle) >= _MOST_IDLE:
                 connection.close()

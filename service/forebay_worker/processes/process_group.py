@@ -17,7 +17,7 @@ class WorkerProcesses:
     def __init__(self, worker: Worker, metrics: WorkerMetrics, place: ProcessSlot) -> None:
         self._worker = worker
         self._place = place
-        self._metrics = GroupMetrics(place, metrics.collect, "worker", "forebay_processes")
+        self._metrics = GroupMetrics(place, metrics.steps, "worker", "forebay_processes")
         self.peers = PeerProcesses(
             place,
             {

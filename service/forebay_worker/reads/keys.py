@@ -7,12 +7,13 @@ was being applied after it, so that the token is an upper bound of what was read
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 from forebay.errors import NotReady, Problem
 from forebay.rest.answers import EncodedReplicaInfo, HttpAnswer, problem_answer
 from forebay.rest.batches import BatchKeys, KeyResult, key_result, read_plain, read_plain_keys, require_size
+from forebay.rest.limits import HeldMemory
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
 from forebay.rest.turns import in_turns
@@ -38,6 +39,14 @@ class Batched(NamedTuple):
 
     results: list[KeyResult]
     waiting: list[int]
+
+    @classmethod
+    def of(cls, located: LocatedKeys) -> Batched:
+        """Those for keys that have no partition; the others are to be filled in."""
+        results: list[Any] = [None] * located.count
+        for index, fault in located.faults.items():
+            results[index] = fault
+        return cls(results, [])
 
 
 class KeyRead:
@@ -126,26 +135,52 @@ class Reads:
     def batch(
         self, spec: StoreSpec, located: LocatedKeys, parameters: ReadParameters, only: Set[int] | None = None
     ) -> Batched:
-        """Read several keys, each partition's together, ``only`` those at some places; the results of others are
-        None."""
-        results: list[Any] = [None] * located.count
-        for index, fault in located.faults.items():
-            results[index] = fault
-        waiting: list[int] = []
-        left_bytes = self._max_answer_bytes
+        """Read several keys, ``only`` those at some places; the results of others are None."""
+        batched = Batched.of(located)
+        deque(self.batching(batched, spec, located, parameters, only), maxlen=0)
+        return batched
+
+    async def batch_in_turns(
+        self,
+        spec: StoreSpec,
+        located: LocatedKeys,
+        parameters: ReadParameters,
+        memory: HeldMemory,
+        only: Set[int] | None = None,
+    ) -> Batched:
+        """The same for keys of any number and values of any size, held in ``memory`` from when they are read."""
+        batched = Batched.of(located)
+        await in_turns(_holding(memory, self.batching(batched, spec, located, parameters, only)))
+        return batched
+
+    def batching(
+        self,
+        batched: Batched,
+        spec: StoreSpec,
+        located: LocatedKeys,
+        parameters: ReadParameters,
+        only: Set[int] | None = None,
+    ) -> Iterator[int]:
+        """Fill in the results, those of each partition together as far as they take no longer than a turn of the
+        event loop; yields the bytes of all results so far after each."""
+        taken_bytes = 0
         for partition, (indices, plains) in located.at(only):
-            found = self._batched(spec, partition, plains, parameters, left_bytes)
-            left_bytes -= sum(len(body) for _, body in found.results)
-            require_size(self._max_answer_bytes - left_bytes, self._max_answer_bytes)
-            for index, result in zip(indices, found.results, strict=True):
-                results[index] = result
-            waiting += [indices[i] for i in found.waiting]
-        return Batched(results, waiting)
+            at = 0
+            while at < len(plains):
+                left_bytes = self._max_answer_bytes - taken_bytes
+                found = self._batched(spec, partition, plains[at:], parameters, left_bytes)
+                taken_bytes += sum([len(body) for _, body in found.results])
+                require_size(taken_bytes, self._max_answer_bytes)
+                batched.waiting.extend(indices[at + i] for i in found.waiting)
+                for index, result in zip(indices[at:], found.results, strict=False):
+                    batched.results[index] = result
+                at += len(found.results)
+                yield taken_bytes
 
     def _batched(
         self, spec: StoreSpec, partition: int, plains: list[bytes], parameters: ReadParameters, most_bytes: int
     ) -> Batched:
-        """One partition's results for several keys, or why it may not answer: decided once for all of them."""
+        """One partition's results for the first of several keys, or for all why it may not answer."""
         try:
             require_versions(spec, parameters)
             admitted = self._admission.admit(self._admission.replica(spec, partition), parameters)
@@ -160,7 +195,7 @@ class Reads:
             return _refused(len(plains), problem_answer(problem), True)
         except Refused as refused:
             return _refused(len(plains), refused.answer(), refused.may_wait)
-        documents = key_documents(spec, plains, values, replica_info.tail)
+        documents = key_documents(spec, plains[: len(values)], values, replica_info.tail)
         batched = Batched([(200, document) for document in documents], [])
         for index in [index for index, value in enumerate(values) if value is None]:
             missed = Refused(miss(admitted, spec, plains[index], parameters.as_of_ms), replica_info.source)
@@ -168,6 +203,15 @@ class Reads:
             if missed.may_wait:
                 batched.waiting.append(index)
         return batched
+
+
+def _holding(memory: HeldMemory, steps: Iterable[int]) -> Iterator[None]:
+    """Hold what has been read after each step; raises ``Overloaded``."""
+    held_bytes = 0
+    for taken_bytes in steps:
+        memory.grow(taken_bytes - held_bytes)
+        held_bytes = taken_bytes
+        yield
 
 
 def _refused(count: int, answer: HttpAnswer, may_wait: bool) -> Batched:

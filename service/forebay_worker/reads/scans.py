@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from forebay.clock import boot_ms
@@ -18,6 +17,7 @@ from forebay.rest.answers import (
     provenance_members,
     replica_info_head,
 )
+from forebay.rest.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
 from forebay.rest.lists import joined_position, list_head, list_tail
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import (
@@ -28,9 +28,10 @@ from forebay.rest.scans import (
     ScanRoute,
     first_end,
     make_scan,
-    merge,
+    merging,
     scan_head,
 )
+from forebay.rest.turns import in_turns
 from forebay_worker.reads.bounds_check import Admission, Admitted
 from forebay_worker.reads.latest_entries import Entries, latest_entries
 from forebay_worker.reads.misses import why_unproven
@@ -39,7 +40,7 @@ from forebay_worker.reads.values import oldest_version, scanned_in_chunks
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"
 MOST_PAGE_BYTES = 4 << 20
 _MOST_SCANNED = 10_000
-"""Entries scanned per page, matching or not: some milliseconds, in which no other request is answered."""
+"""Entries scanned per page, matching or not: one that finds little says how far it is."""
 
 
 class Scans:
@@ -57,8 +58,9 @@ class Scans:
         *,
         frames: bool,
         page_bytes: int = MOST_PAGE_BYTES,
-    ) -> HttpAnswer:
-        """Answer a list route over the partitions held here; raises ``Problem`` or ``Refused``.
+    ) -> HttpAnswer | LargeAnswer:
+        """Answer a list route over the partitions held here, in turns with other requests; raises ``Problem`` or
+        ``Refused``.
 
         ``frames`` requests one partition's page in the form that routers merge, ``page_bytes`` how large a page
         may become before it ends.
@@ -68,11 +70,8 @@ class Scans:
         pages: list[ScanPage] = []
         read_boot_ms: list[float] = []
         for partition in self._partitions(scan, cursor, parameters):
-            if pages:
-                # Other requests are answered between two partitions.
-                await asyncio.sleep(0)
             read_boot_ms.append(boot_ms())
-            pages.append(self._page(scan, partition, cursor, parameters, page_bytes))
+            pages.append(await self._page(scan, partition, cursor, parameters, page_bytes))
         tolerance = self._admission.tolerance(scan.spec, parameters)
         for page, at_boot_ms in zip(pages, read_boot_ms, strict=True):
             lag = Lag(**page.source["lag"]).aged(boot_ms() - at_boot_ms)
@@ -82,7 +81,11 @@ class Scans:
         if frames:
             head = _FRAMES_HEAD + NO_STORE + _source_head(pages[0]) + scan_head(scan)
             return HttpAnswer(200, head, pages[0].encode())
-        return HttpAnswer(200, JSON_HEAD + NO_STORE + _source_head(*pages), _merged(scan, pages, parameters.limit))
+        head = JSON_HEAD + NO_STORE + _source_head(*pages)
+        parts = await in_turns(_merged(scan, pages, parameters.limit))
+        if sum(map(len, parts)) > MOST_AT_ONCE_BYTES:
+            return LargeAnswer(200, head, parts)
+        return HttpAnswer(200, head, b"".join(parts))
 
     def _partitions(self, scan: Scan, cursor: Cursor | None, parameters: ReadParameters) -> list[int]:
         """Those to read; what one page had to leave out stays out of all that follow."""
@@ -102,7 +105,7 @@ class Scans:
                     raise
         return held
 
-    def _page(
+    async def _page(
         self, scan: Scan, partition: int, cursor: Cursor | None, parameters: ReadParameters, page_bytes: int
     ) -> ScanPage:
         admission = self._admission
@@ -113,18 +116,21 @@ class Scans:
         problem = why_unproven(admitted, scan.spec, scan.plain)
         if problem is not None:
             raise admission.refusal(admitted, problem)
-        page = _read_page(scan, admitted, cursor, parameters.limit, page_bytes)
+        page = ScanPage()
+        await in_turns(_read_page(page, scan, admitted, cursor, parameters.limit, page_bytes))
         page.source = _source(admission, admitted)
         return page
 
 
-def _read_page(scan: Scan, admitted: Admitted, cursor: Cursor | None, limit: int, page_bytes: int) -> ScanPage:
-    """The next matching items, at most this many; fewer if they are large or sparse."""
+def _read_page(
+    page: ScanPage, scan: Scan, admitted: Admitted, cursor: Cursor | None, limit: int, page_bytes: int
+) -> Iterator[None]:
+    """Read the next matching items into a page, at most this many; fewer if they are large or sparse."""
     start, end = (scan.start, scan.end) if cursor is None else scan.after(cursor.last)
     if scan.route.store_kind.keeps_versions and scan.plain is not None:
         start = max(start, oldest_version(admitted, scan.plain) or start)
     oldest_ms = admitted.replica.view.oldest_kept_ms
-    page, scanned, size = ScanPage(), 0, 0
+    scanned = size = 0
     for pairs, stored, last in _entries(scan, admitted, start, end, limit):
         scanned += stored
         page.last = last or page.last
@@ -138,11 +144,11 @@ def _read_page(scan: Scan, admitted: Admitted, cursor: Cursor | None, limit: int
         page.more = len(page.keys) > limit or size > page_bytes or scanned >= _MOST_SCANNED
         if page.more:
             break
+        yield
     if len(page.keys) > limit:
         # One more than requested shows that there is more.
         page.keys, page.items = page.keys[:limit], page.items[:limit]
         page.last = page.keys[-1]
-    return page
 
 
 def _entries(scan: Scan, admitted: Admitted, start: bytes, end: bytes, limit: int) -> Iterable[Entries]:
@@ -165,15 +171,25 @@ def _source_head(*pages: ScanPage) -> bytes:
     return replica_info_head(ReplicaInfo(**{**source, "lag": Lag(**source["lag"])}))
 
 
-def _merged(scan: Scan, pages: list[ScanPage], limit: int) -> bytes:
-    """One list answer of several partitions' pages, cut where a page that has more ends."""
-    bound = first_end(pages, reverse=scan.reverse)
-    items, key_at = merge([page.take_to(bound, reverse=scan.reverse) for page in pages], reverse=scan.reverse)
-    last = bound if len(items) <= limit else key_at(limit - 1)
+def _merged(scan: Scan, pages: list[ScanPage], limit: int) -> Iterator[bytes]:
+    """The parts of one list answer of several partitions' pages, cut where a page that has more ends."""
+    last, left, between = first_end(pages, reverse=scan.reverse), limit, b""
+    last_listed = b""
+    yield list_head(scan)
+    for items, key_at in merging(pages, reverse=scan.reverse):
+        listed = items[:left]
+        if listed:
+            yield between
+            yield b",".join(listed)
+            last_listed, between = key_at(len(listed) - 1), b","
+        if len(items) > len(listed):
+            last = last_listed
+            break
+        left -= len(listed)
     sources = [page.source for page in pages]
     absent = set(range(scan.spec.partitions)) - {source["partition"] for source in sources}
     missing = absent if scan.plain is None else set()
     following = None
     if last is not None:
         following = Cursor(scan.digest, last, joined_position(sources), tuple(sorted(missing)))
-    return list_head(scan) + b",".join(items[:limit]) + list_tail(sources, following, missing)
+    yield list_tail(sources, following, missing)

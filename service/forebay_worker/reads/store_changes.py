@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
+from functools import partial
 
 from forebay.clock import boot_ms
 from forebay.errors import BadParameter, Problem
@@ -14,6 +14,7 @@ from forebay.rest.store_changes.cursors import ChangesCursor
 from forebay.rest.store_changes.pages import ChangesPage
 from forebay.rest.store_changes.requests import PagesRequest
 from forebay.rest.store_changes.selection import KeySelection, make_selection
+from forebay.rest.turns import in_turn
 from forebay_worker.reads.bounds_check import Admission, Refused
 from forebay_worker.reads.change_ticks import ChangeTicks, Seen
 from forebay_worker.reads.changes_pages import ChangesReads
@@ -49,7 +50,7 @@ class StoreChanges:
         """The bounds of a stream."""
         return self._admission.tolerance(selection.spec, parameters)
 
-    def page(
+    async def page(
         self,
         selection: KeySelection,
         parameters: ReadParameters,
@@ -59,9 +60,12 @@ class StoreChanges:
         state: bool,
         page_bytes: int,
     ) -> ChangesPage:
-        """The next page of one partition as it is now; raises ``Problem``."""
+        """The next page of one partition as it is now, read when it is its turn; raises ``Problem``."""
+        read = partial(
+            self._reads.page, selection, partition, cursor, parameters, state=state, page_bytes=page_bytes
+        )
         try:
-            return self._reads.page(selection, partition, cursor, parameters, state=state, page_bytes=page_bytes)
+            return await in_turn(read)
         except Refused as refused:
             raise refused.with_replica_info() from None
 
@@ -90,21 +94,21 @@ class StoreChanges:
                     # The others are due, and first, in a later poll.
                     break
                 if late or self._has_moved(selection, partition, cursor):
-                    outcome = self._outcome(selection, parameters, partition, cursor, page_bytes)
+                    outcome = await self._outcome(selection, parameters, partition, cursor, page_bytes)
                     size_bytes += outcome.size_bytes if isinstance(outcome, ChangesPage) else 0
                     found[partition] = outcome
-                    # Each page takes a moment, and others are answered in between.
-                    await asyncio.sleep(0)
             if late or any(isinstance(one, Problem) or _is_news(one) for one in found.values()):
                 break
             # What was read has nothing that is followed: the poll continues after it.
             pages = {partition: one for partition, one in found.items() if isinstance(one, ChangesPage)}
             cursors.update({partition: page.cursor for partition, page in pages.items()})
         for partition in request.due & cursors.keys() - found.keys():
-            found[partition] = self._outcome(selection, parameters, partition, cursors[partition], page_bytes)
+            found[partition] = await self._outcome(
+                selection, parameters, partition, cursors[partition], page_bytes
+            )
         return found, read_boot_ms - begun
 
-    def _outcome(
+    async def _outcome(
         self,
         selection: KeySelection,
         parameters: ReadParameters,
@@ -113,7 +117,7 @@ class StoreChanges:
         page_bytes: int,
     ) -> ChangesPage | Problem:
         try:
-            return self.page(selection, parameters, partition, cursor, state=False, page_bytes=page_bytes)
+            return await self.page(selection, parameters, partition, cursor, state=False, page_bytes=page_bytes)
         except Problem as problem:
             if not is_transient(problem):
                 raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterator
 
@@ -22,8 +21,12 @@ log = logging.getLogger(__name__)
 
 _FIRST_CHUNK, _LARGEST_CHUNK = 8, 128
 """Entries that are read together: their size is unknown before."""
-_CHUNK_BYTES, _MOST_VALUES = 4 << 20, 500
-"""Values of a batch that are read together, by the size of those before."""
+_TURN_KEYS, _TURN_BYTES = 125, 256 << 10
+"""What is read of a replica in a turn of the event loop: of a batch's keys those without a value take longest."""
+_KEY_COST = 16
+"""How many bytes of a value take as long as one of a key that has none, and is repeated in a problem."""
+_FIRST_TOGETHER, _MOST_TOGETHER = 1, 32
+"""Values of a batch that are read with one call: their size is unknown before."""
 _LOGGED = LogThrottle()
 """A store that cannot be read would otherwise be logged with every read of it."""
 
@@ -42,13 +45,20 @@ def scanned(
 def scanned_in_chunks(
     admitted: Admitted, start: bytes, end: bytes, *, reverse: bool, most: int
 ) -> Iterator[list[tuple[bytes, bytes]]]:
-    """The same in chunks of a growing number of entries, of which the first has this many at most."""
+    """The same in chunks of a growing number of entries, of which the first has this many at most: each takes a
+    fraction of a millisecond, unless a single entry takes longer."""
     store, size = admitted.view.store, min(_FIRST_CHUNK, most)
+    chunk: list[tuple[bytes, bytes]] = []
+    size_bytes = 0
     try:
-        found = store.scan(start, end, reverse=reverse)
-        while chunk := list(itertools.islice(found, size)):
+        for entry in store.scan(start, end, reverse=reverse):
+            chunk.append(entry)
+            size_bytes += len(entry[1])
+            if len(chunk) == size or size_bytes >= _TURN_BYTES:
+                yield chunk
+                size, chunk, size_bytes = min(_LARGEST_CHUNK, 2 * size), [], 0
+        if chunk:
             yield chunk
-            size = min(_LARGEST_CHUNK, 2 * size)
     except Exception as error:
         raise _unreadable(admitted, store, error) from error
 
@@ -129,30 +139,25 @@ def _unreadable(admitted: Admitted, store: StateStore, error: Exception) -> Prob
 def values_of(
     admitted: Admitted, plains: list[bytes], parameters: ReadParameters, most_bytes: int
 ) -> list[bytes | None]:
-    """The values of several keys in turn, each distinct one read once.
+    """The values of the first of several keys, at least one: as many as a turn of the event loop has time for.
 
-    Raises ``NotReady``, and ``AnswerTooLarge`` if they take more than this, before all of them are in memory.
+    Raises ``NotReady``, and ``AnswerTooLarge`` if they take more than this.
     """
     keys = admitted.view.spec.stored_keys
-    distinct = list(dict.fromkeys(plains))
     found: list[bytes | None] = []
-    size, taken_bytes = _FIRST_CHUNK, 0
-    while len(found) < len(distinct):
-        chunk = distinct[len(found) : len(found) + size]
+    size, taken_bytes, key_bytes = _FIRST_TOGETHER, 0, 0
+    while len(found) < min(len(plains), _TURN_KEYS) and taken_bytes + _KEY_COST * key_bytes < _TURN_BYTES:
+        chunk = plains[len(found) : len(found) + size]
         if keys.times:
             values = [_version(admitted, plain, parameters) for plain in chunk]
         else:
             values = stored_values(admitted, [keys.prefix(plain) for plain in chunk])
         found += values
-        taken_bytes += sum(len(value) for value in values if value is not None)
+        taken_bytes += sum([len(value) for value in values if value is not None])
         require_size(taken_bytes, most_bytes)
-        size = max(1, min(_MOST_VALUES, _CHUNK_BYTES * len(found) // (taken_bytes or 1)))
-    if len(distinct) == len(plains):
-        return found
-    by_key = dict(zip(distinct, found, strict=True))
-    values = [by_key[plain] for plain in plains]
-    require_size(sum(len(value) for value in values if value is not None), most_bytes)
-    return values
+        key_bytes += sum(map(len, chunk))
+        size = _MOST_TOGETHER
+    return found
 
 
 def stored_values(admitted: Admitted, stored: list[bytes]) -> list[bytes | None]:

@@ -34,9 +34,8 @@ def scripted(monkeypatch):
 
     async def ask(router, *request):
         answer = await router.ask(*request)
-        return TimedAnswer(
-            answer, scatter.boot_ms(), ScanPage.decode(answer.body) if answer.status == 200 else None
-        )
+        decoded = ScanPage.decode(answer.body) if answer.status == 200 else None
+        return TimedAnswer(answer, scatter.boot_ms(), decoded, len(answer.body))
 
     monkeypatch.setattr(scatter, "ask", ask)
 

@@ -183,3 +183,19 @@ async def test_a_large_answer_is_read_only_if_there_is_room_for_it():
         assert len((await request(admit=sizes.append)).body) == 2_000_000
     pool.close()
     assert sizes == [len(whole)] * 2
+
+
+@pytest.mark.parametrize("more", [b"", b"HTTP/1.1 200 OK"])
+async def test_a_large_body_is_left_in_parts_and_nothing_may_follow_it(more):
+    body, parts = bytes(range(256)) * 1_000, []
+    whole = answer(body)
+    async with worker(whole[:100], whole[100:60_000], whole[60_000:] + more) as host:
+        pool = ConnectionPool()
+        try:
+            got = await pool[host].request(b"GET / HTTP/1.1\r\n\r\n", dedicated_connection=True, parts=parts)
+        except UpstreamClosed:
+            assert more
+        else:
+            assert (got.status, got.body, b"".join(parts), more) == (200, b"", body, b"")
+        finally:
+            pool.close()

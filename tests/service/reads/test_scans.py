@@ -11,6 +11,7 @@ import pytest
 
 from forebay.clock import boot_ms
 from forebay.errors import BadParameter
+from forebay.rest.large_answers import LargeAnswer
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import READ_ROUTES
 from forebay.rest.scans import SCAN_ROUTES, Cursor, ScanRoute, make_scan
@@ -30,7 +31,7 @@ async def listed(admission: Admission, items: str, query: str) -> dict[str, obje
     known = next(read.parameters for read in READ_ROUTES if read.scan == route)
     parameters = parse_parameters(query.encode(), known | {"partition"})
     answer = await Scans(admission).answer(route, "counts", None, parameters, frames=False)
-    return json.loads(answer.body)
+    return json.loads(b"".join(answer.parts) if isinstance(answer, LargeAnswer) else answer.body)
 
 
 async def test_a_list_that_finds_little_looks_at_a_bounded_part_of_its_store_and_says_where_it_is(tmp_path):
