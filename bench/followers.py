@@ -31,8 +31,7 @@ FOLLOWED = "followed"
 FOLLOWED_KEYS = 200
 RATES = (0, 1_000)
 """Records a second of the store that is followed."""
-COUNTS = {1_000: (1_000,), 10_000: RATES}
-"""How many followers, and at which of the rates they are measured."""
+COUNTS = (1_000, 10_000)
 KINDS = ("store", "key")
 TIERS = ("worker", "router")
 _READS_PER_SECOND = 1_000
@@ -99,7 +98,7 @@ def _round(effort: Effort, directory: Path, tier: str, kind: str) -> Round:
         before_mb = resident_mb(served.pid)
         for count in counts(tier, kind, allow_open_files()):
             with following(Followed(served.address, count, _followed_paths(kind))) as clients:
-                for rate in COUNTS[count]:
+                for rate in RATES:
                     with _changing(served.cluster, rate):
                         figures[count, rate] = _measured(effort, served)
                 assert clients.received().connected == count, "followers were dropped"

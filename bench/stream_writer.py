@@ -81,12 +81,15 @@ def _log(url: str) -> KafkaLog | SqliteLog:
 
 def _rows_by_turn(spec: StoreSpec, stream: Stream) -> Iterator[dict[int, list[Row]]]:
     """The rows of each turn by partition, prepared for a hundred turns and then repeated with their own time."""
-    rng, content = random.Random(2), list(records(stream.keys).items())
-    place = {key: spec.partition_of(key) for key, _ in content}
+    rng, content = random.Random(2), records(stream.keys)
+    keys, values = list(content), list(content.values())
+    place = {key: spec.partition_of(key) for key in keys}
     turns: list[dict[int, list[tuple[bytes, bytes]]]] = []
     for _ in range(100):
         turn: dict[int, list[tuple[bytes, bytes]]] = {}
-        for key, value in rng.choices(content, k=max(1, int(stream.per_second * _TURN_S))):
+        count = max(1, int(stream.per_second * _TURN_S))
+        # Of a key that keeps its value, followers are told nothing.
+        for key, value in zip(rng.choices(keys, k=count), rng.choices(values, k=count), strict=True):
             turn.setdefault(place[key], []).append((key, value))
         turns.append(turn)
     while True:
