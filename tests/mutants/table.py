@@ -1945,7 +1945,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "session-before-its-range",
         "sessions pass that overlap the range",
-        "forebay.store_kinds.session:Session.selected",
+        "forebay.store_kinds.session:SessionKind.selected",
         "pair[0][-2 * size : -size] >= first",
         "True",
         ("core/rest/test_scans.py::test_ranges_of_times_are_half_open",),
@@ -2542,7 +2542,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "order-of-a-deletion-forgotten",
         "a deletion keeps its order",
-        "forebay.store_kinds.latest:Latest",
+        "forebay.store_kinds.latest:LatestKind",
         "last_entry_wins = True",
         "last_entry_wins = False",
         ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders_however_it_came_by_the_log",),

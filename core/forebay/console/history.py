@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from forebay.clock import epoch_ms
-from forebay.console.shapes import HistoryAnswer, LagBuckets, SecondOfReads, ServedLag
+from forebay.console.shapes import HistoryAnswer, LagBuckets, LagsOfAnswers, SecondOfReads
 from forebay.lag import Lag
 
 log = logging.getLogger(__name__)
@@ -210,11 +210,11 @@ def _quantile_ms(counts: StoreCounts | None, bounds: Bounds | None, share: float
     return quantile(bounds.answer_ms, counts.answer_ms, share)
 
 
-def _served_lag(minute: StoreCounts | None, bounds: Bounds) -> ServedLag:
+def _served_lag(minute: StoreCounts | None, bounds: Bounds) -> LagsOfAnswers:
     """The lag of the last minute's answers, as histograms: the question is what a tolerance would have refused."""
     served = minute.served if minute is not None else ()
     figures = (
         LagBuckets(list(of), list(counts or (0,) * (len(of) + 1)))
         for of, counts in zip(bounds.served, served or ((),) * len(bounds.served), strict=True)
     )
-    return ServedLag(SERVED_SECONDS, {} if minute is None else minute.problems, *figures)
+    return LagsOfAnswers(SERVED_SECONDS, {} if minute is None else minute.problems, *figures)

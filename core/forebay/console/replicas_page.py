@@ -8,14 +8,14 @@ from typing import cast
 from msgspec import UNSET
 
 from forebay.console.replica_states import ReplicaState, condition, first_replica, in_order_of_reads
-from forebay.console.shapes import LiveReplica, PartitionReplicas
+from forebay.console.shapes import LiveReplica, PartitionCondition
 from forebay.shapes.members import Role
 
 
-def partition_replicas(partition: int, replicas: Sequence[ReplicaState]) -> PartitionReplicas:
+def partition_replicas(partition: int, replicas: Sequence[ReplicaState]) -> PartitionCondition:
     """One partition of the answer."""
     first = first_replica(replicas)
-    return PartitionReplicas(partition, condition(first), [*map(_replica, in_order_of_reads(replicas))])
+    return PartitionCondition(partition, condition(first), [*map(_replica, in_order_of_reads(replicas))])
 
 
 def _replica(replica: ReplicaState) -> LiveReplica:

@@ -31,7 +31,7 @@ class LiveReplica(LagFigures, frozen=True, kw_only=True):
     restore_seconds_left: RestoreSecondsLeft = UNSET
 
 
-class PartitionReplicas(Struct, frozen=True):
+class PartitionCondition(Struct, frozen=True):
     """One partition: its condition and its replicas."""
 
     partition: Natural
@@ -44,7 +44,7 @@ class ReplicasAnswer(Struct, frozen=True):
 
     store: str
     generation: Natural
-    partitions: list[PartitionReplicas]
+    partitions: list[PartitionCondition]
     next: Annotated[Figure, Meta(description="`from` of the next page; null at the end.")]
 
 
@@ -114,7 +114,7 @@ class LagBuckets(Struct, frozen=True):
     counts: Annotated[Sequence[Natural], Meta(description="One more than bounds: above all of them, or unknown.")]
 
 
-class ServedLag(Struct, frozen=True):
+class LagsOfAnswers(Struct, frozen=True):
     """The lag of the last answers."""
 
     seconds: Natural
@@ -137,6 +137,6 @@ class HistoryAnswer(Struct, frozen=True):
         ),
     ]
     served: Annotated[
-        ServedLag | None,
+        LagsOfAnswers | None,
         Meta(description="The lag of the answers of the last `seconds`; null where they are not counted."),
     ]

@@ -114,7 +114,7 @@ class StoreTap:
             return self.copy(batch, "the operator, its schema or its partitions have changed")
         if self._content is not None:
             return self._compare(batch)
-        rows = _Rows(self.spec)
+        rows = _EncodedRows(self.spec)
         try:
             self._remember_if_interrupted()
             self._is_interrupted = True
@@ -166,7 +166,7 @@ class StoreTap:
         now_ms, due_ms = self._now_ms(), conversion.next_expiry_ms()
         if due_ms is None or due_ms > now_ms:
             return 0
-        rows = _Rows(self.spec)
+        rows = _EncodedRows(self.spec)
         self._is_interrupted = True
         rows.add_all(conversion.expire(now_ms))
         self._write(position, rows, batch_id=None)
@@ -243,16 +243,16 @@ class StoreTap:
         assert position is not None
         assert content is not None
         if position.filling:
-            self._write(position, _Rows(self.spec), batch_id=None)
+            self._write(position, _EncodedRows(self.spec), batch_id=None)
         self._is_interrupted = True
         conversion.clear()
         content.begin()
-        rows, written = _Rows(self.spec), 0
+        rows, written = _EncodedRows(self.spec), 0
         for record in self._differences(conversion, content, batch):
             rows.add(record)
             if rows.count >= _ROWS_AT_ONCE:
                 self._write(position, rows, batch_id=None)
-                rows, written = _Rows(self.spec), written + rows.count
+                rows, written = _EncodedRows(self.spec), written + rows.count
         self._append(batch, rows, batch_id=None)
         self._is_interrupted = False
         return written + rows.count
@@ -273,7 +273,7 @@ class StoreTap:
         table = self._conversion.mapping.table
         return self._checkpoint.snapshot(self.operator, partition, batch + 1, table.store, table.family)
 
-    def _append(self, batch: int, rows: _Rows, *, batch_id: int | None) -> None:
+    def _append(self, batch: int, rows: _EncodedRows, *, batch_id: int | None) -> None:
         """Write the last rows of a batch, after which the log has it."""
         conversion, position = self._conversion, self._position
         assert conversion is not None
@@ -283,7 +283,7 @@ class StoreTap:
         self._write(reached, rows, batch_id=batch_id)
         self._position = reached
 
-    def _write(self, position: TapPosition, rows: _Rows, *, batch_id: int | None) -> None:
+    def _write(self, position: TapPosition, rows: _EncodedRows, *, batch_id: int | None) -> None:
         self._changelog.append_batch(
             self.spec.topic,
             writer=self._writer,
@@ -295,7 +295,7 @@ class StoreTap:
         self._on_written(rows.count)
 
 
-class _Rows:
+class _EncodedRows:
     """Records by partition, the last of each key. They are in the order of their keys, so that a repeat of a batch
     writes the same."""
 

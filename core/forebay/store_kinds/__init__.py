@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from forebay.store_kinds.key_value import KeyValue
+from forebay.store_kinds.key_value import KeyValueKind
 from forebay.store_kinds.kind import StoreKind
-from forebay.store_kinds.session import Session
-from forebay.store_kinds.versioned import Versioned
-from forebay.store_kinds.window import Window
+from forebay.store_kinds.session import SessionKind
+from forebay.store_kinds.versioned import VersionedKind
+from forebay.store_kinds.window import WindowKind
 
-STORE_KINDS: Mapping[str, StoreKind] = {kind.name: kind for kind in (KeyValue(), Window(), Session(), Versioned())}
+STORE_KINDS: Mapping[str, StoreKind] = {
+    kind.name: kind for kind in (KeyValueKind(), WindowKind(), SessionKind(), VersionedKind())
+}
 """Every kind, by its name in the topology. The first one is the default."""
 
 DEFAULT_KIND = next(iter(STORE_KINDS))

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from forebay.store_kinds.kind import StoreKind
-from forebay.store_kinds.latest import Latest
+from forebay.store_kinds.latest import LatestKind
 from forebay.stored_keys import USER_TAG, LogicalKey, StoredKeys
 
 
 @dataclass(frozen=True)
-class KeyValue(StoreKind):
+class KeyValueKind(StoreKind):
     """A key is stored as its codec orders it, and nothing follows."""
 
     name = "key-value"
@@ -20,7 +20,7 @@ class KeyValue(StoreKind):
     items = "entries"
     lists_each_key = False
     lists_by_time = False
-    with_latest_by = Latest()
+    with_latest_by = LatestKind()
 
     def split_changelog(self, key: bytes, timestamp_ms: int) -> LogicalKey:
         return LogicalKey(key, ())

@@ -11,7 +11,7 @@ from forebay.stored_keys import LogicalKey, StoredKeys
 
 
 @dataclass(frozen=True)
-class Latest(StoreKind):
+class LatestKind(StoreKind):
     """The layout is that of versions, with the order in place of the timestamp."""
 
     name = "key-value"

@@ -12,7 +12,7 @@ from forebay.stored_keys import MAX_TIME_MS, TIME_SIZE, LogicalKey, StoredKeys
 
 
 @dataclass(frozen=True)
-class Session(StoreKind):
+class SessionKind(StoreKind):
     """A key is followed by its session's end, then its start."""
 
     name = "session"

@@ -13,7 +13,7 @@ from forebay.stored_versions import decode_version
 
 
 @dataclass(frozen=True)
-class Versioned(StoreKind):
+class VersionedKind(StoreKind):
     """A key is followed by its record's timestamp."""
 
     name = "versioned"

@@ -13,7 +13,7 @@ from forebay.stored_keys import LogicalKey
 
 
 @dataclass(frozen=True)
-class Window(StoreKind):
+class WindowKind(StoreKind):
     """A key is followed by its window's start."""
 
     name = "window"
