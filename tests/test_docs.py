@@ -87,7 +87,7 @@ def test_the_defaults_of_a_store_are_those_documented():
             assert getattr(spec, name) is None, name
 
 
-def test_every_codec_and_every_group_of_entry_points_is_documented():
+def test_every_codec_and_entry_point_group_is_documented():
     assert rows(section(TOPOLOGY_PAGE, "## Key codecs")).keys() == KEY_CODECS.keys()
     assert rows(section(TOPOLOGY_PAGE, "## Value codecs")).keys() == VALUE_CODECS.keys()
     own = section(TOPOLOGY_PAGE, "## Classes of your own")
@@ -96,7 +96,7 @@ def test_every_codec_and_every_group_of_entry_points_is_documented():
         assert f'[project.entry-points."{group}"]' in own
 
 
-def test_the_example_of_an_authenticator_lets_the_client_read_its_store_and_no_other():
+def test_authenticator_example_is_limited_to_its_store():
     [example] = re.findall(r"```python\n(.*?)```", section(TOPOLOGY_PAGE, "### Authenticator classes"), re.DOTALL)
     defined: dict[str, Any] = {}
     exec(example, defined)

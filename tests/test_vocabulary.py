@@ -37,7 +37,7 @@ def words_of(name: str) -> set[str]:
 def test_no_name_has_a_verb_of_perception():
     found = {
         f"{path}: {name}"
-        for path, tree in modules(*PRODUCT, "bench", "examples")
+        for path, tree in modules(*PRODUCT, "bench", "examples", "tests")
         for name in bound_names(tree)
         if words_of(name) & BANNED
     }

@@ -54,6 +54,7 @@ def test_a_page_ends_at_its_last_item_unless_it_is_the_last():
     assert page(entries, "cursor").portions == {3: PORTION}
 
 
-def test_an_empty_page_before_others_says_nothing_of_what_exists():
+def test_empty_page_with_a_cursor_states_no_absence():
+    """Only the last page of a list states how far its replicas had applied."""
     assert page([], "cursor").portions == {}
     assert page([], None).portions == {3: PORTION}

@@ -156,7 +156,7 @@ def test_a_refused_stream_is_no_event():
     assert kinds(replace(refused, tier="router", status=503, problem="no-replica")) == set()
 
 
-def test_a_stream_resumed_at_another_worker_is_told_from_one_that_began_anew():
+def test_a_resumed_stream_differs_from_one_that_began_anew():
     def reached(*reads: Read) -> bool:
         sometimes = next(one for one in ALL if one.name == "a store's stream resumed at another worker")
         return sometimes.is_reached(History(reads=list(reads)))
@@ -175,7 +175,7 @@ def test_a_saved_stream_is_judged_as_before(tmp_path):
     assert History.load(tmp_path / "history.jsonl") == history
 
 
-def test_the_judge_tells_how_many_lost_events_it_would_have_noticed():
+def test_the_judge_counts_the_lost_events_that_it_notices():
     stream = [*BEGUN, absent(5_200.0, KEY, since=4), values(5_300.0, (OTHER, 14), since=5), lag()]
     assert sensitivity(History(records=RECORDS, reads=stream))[LOST] == (3, 3)
     # Nobody misses one of two that are the same.
@@ -184,7 +184,7 @@ def test_the_judge_tells_how_many_lost_events_it_would_have_noticed():
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_is_missing_is_what_a_look_at_every_position_finds(seed):
+def test_what_is_missing_is_what_every_position_shows(seed):
     """Changes of five keys are sent or lost at random, and after each the id says that all were sent."""
     choice = random.Random(seed)
     serials = [choice.choice([None, n]) for n in range(40)]

@@ -183,7 +183,8 @@ def test_a_session_that_goes_back_is_found_through_every_answer():
     ) == {"went-back"}
 
 
-def test_misses_that_several_deletions_explain_are_taken_for_the_earliest():
+def test_ambiguous_miss_counts_as_the_earliest_deletion():
+    """A miss that several tombstones explain does not make a session go back."""
     twice = [*RECORDS, record(6, KEY, None)]
     missing = read(None, replace(UP_TO_DATE, position=7, **UNKNOWN), session="s")
     later = read(14, replace(UP_TO_DATE, position=6, **UNKNOWN), at=21_000.0, session="s")
@@ -194,7 +195,8 @@ def failed(status: int, problem: str, **changes: Any) -> Read:
     return read(14, status=status, problem=problem, items=(), portions={}, **changes)
 
 
-def test_a_failure_while_all_is_calm_is_found_unless_the_bounds_are_narrow():
+def test_failed_read_without_a_fault_is_a_violation():
+    """A failed read while no fault is active is none where the request's bounds are too narrow."""
     calm = (Calm(15_000.0, 25_000.0),)
     for status, problem in [(0, "ReadTimeout"), (503, "no-replica"), (504, "deadline"), (429, "overloaded")]:
         assert kinds(failed(status, problem), calms=calm) == {"unavailable"}
@@ -207,7 +209,9 @@ def test_a_failure_while_all_is_calm_is_found_unless_the_bounds_are_narrow():
     assert kinds(failed(503, "not-ready", tier="worker"), calms=calm) == set()
 
 
-def test_a_failure_during_a_single_fault_that_leaves_a_replica_is_found():
+def test_failed_read_with_a_replica_left_is_a_violation():
+    """During a single fault that leaves a replica, reads must succeed."""
+
     def during(*faults: str, **changes: Any) -> set[str]:
         some = [Fault(kind, "r0", 16_000.0, 22_000.0, 0) for kind in faults]
         calms = [Calm(5_000.0, 15_000.0), Calm(26_000.0, 30_000.0)]
@@ -228,7 +232,8 @@ def event(serial: int, position: int, at: float) -> Read:
     return read(serial, portion, kind="change", session="s", at=at, sent_ms=0.0, received_ms=at)
 
 
-def test_a_change_that_a_stream_does_not_show_is_found_while_all_is_calm():
+def test_missed_change_without_a_fault_is_a_violation():
+    """A stream may miss a change while a fault is active, or where a problem explains it."""
     calm = (Calm(0.0, 30_000.0),)
     ended = failed(0, "ended", kind="change", session="s", at=20_000.0)
     complete = [event(10, 1, 1_100.0), event(11, 2, 2_100.0), event(14, 6, 6_000.0), ended]
@@ -254,7 +259,8 @@ def test_the_lag_of_an_event_is_judged_while_all_is_calm():
     assert kinds(stale) == set()
 
 
-def test_a_miss_without_a_time_lag_is_explained_by_the_last_seconds_alone():
+def test_miss_of_unknown_time_lag_is_excused_for_seconds():
+    """Only records of the last seconds explain a miss whose answer states no time lag."""
     unknown = replace(UP_TO_DATE, **UNKNOWN)
     assert kinds(read(None, unknown, OTHER, at=12_000.0)) == set()
     assert kinds(read(None, unknown, OTHER, at=20_000.0)) == {"silent-miss"}
@@ -263,7 +269,8 @@ def test_a_miss_without_a_time_lag_is_explained_by_the_last_seconds_alone():
     assert kinds(read(None, unknown, at=14_500.0)) == set()
 
 
-def test_a_replica_that_is_at_no_point_of_history_states_no_absence():
+def test_cold_replica_states_no_absence():
+    """A replica that replays a compacted log is at no point of history, so its miss is a violation."""
     long = [*RECORDS, record(6, OTHER, 16)]
     cold = replace(UP_TO_DATE, **UNKNOWN | {"record_lag": 7})
     assert kinds(read(14, cold), records=long) == set()

@@ -85,7 +85,7 @@ async def test_followers_are_sent_what_they_have_missed(tmp_path, forgetting):
     assert await resumed(tmp_path, forgetting=forgetting) == set()
 
 
-async def test_a_stream_that_does_not_say_what_was_deleted_is_found(tmp_path, monkeypatch):
+async def test_a_stream_that_leaves_out_deletions_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(KeySelection, "names", lambda selection, stored: [])
     assert await resumed(tmp_path, forgetting=False) == {"missing-deletion"}
 

@@ -74,7 +74,8 @@ def is_reset(connection: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize(("mode", "arrives"), [("hold", True), ("half-open", False)])
-def test_what_is_held_arrives_afterwards_unless_the_connection_was_half_open(proxied, mode: Mode, arrives: bool):
+def test_held_bytes_arrive_unless_half_open(proxied, mode: Mode, arrives: bool):
+    """Bytes held by the proxy arrive once it passes again, and a half-open connection is reset."""
     proxies, proxy = proxied
     with connected(proxy) as connection:
         connection.sendall(b"one")

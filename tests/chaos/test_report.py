@@ -51,7 +51,8 @@ def test_faults_of_one_episode_count_together():
     assert set(result(both).faults) == {TOGETHER, NO_FAULT}
 
 
-def test_violations_count_to_the_fault_during_which_the_read_began():
+def test_violations_count_towards_the_fault_at_read_start():
+    """A violation belongs to the fault that was active when the read began."""
     found = result(violations=[Violation("went-back", "", HISTORY.reads[3]), Violation("stack-trace", "")])
     assert found.faults["kill-worker"].violations == 1
     assert found.violations == {"went-back": 1, "stack-trace": 1}
@@ -74,7 +75,8 @@ def test_the_page_names_runs_faults_and_every_kind_of_violation():
     assert "* not reached: a hedge won" in text
 
 
-def test_what_a_run_did_not_reach_is_named_if_its_faults_made_it_possible():
+def test_unreached_states_are_named_if_faults_allow_them():
+    """A state that a run's faults could not have caused is not listed as unreached."""
     names = {sometimes.name for sometimes in unreached(HISTORY, "sqlite")}
     assert "a hedge won" in names
     assert "a standby answered after the active's death" not in names

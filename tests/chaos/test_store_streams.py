@@ -50,7 +50,7 @@ def test_items_are_keys_or_windows_with_or_without_a_value():
     assert gone.items == ((("k", 5), None),)
 
 
-def test_resets_lags_and_problems_say_what_they_are_of():
+def test_resets_lags_and_problems_name_what_they_are_of():
     reset, lag = received("reset", {"partitions": [3]}), received("lag", {"lag": LAG})
     assert reset.followed == replace(FOLLOWED, event="reset", partitions=(3,))
     assert lag.followed == replace(FOLLOWED, event="lag", lag=(1, None, 5))

@@ -9,7 +9,7 @@ from tests.support.installed import install_authenticator
 from tests.support.tokens import token_of
 
 
-def test_nobody_is_asked_unless_a_setting_says_so():
+def test_nobody_authenticates_unless_a_setting_demands_it():
     assert make_authenticator(None, None) is None
 
 
@@ -34,7 +34,7 @@ def test_an_installed_one_is_found_by_its_name(tmp_path: Path, monkeypatch: pyte
         found.authenticate("GET", "/v1/stores/numbers/keys/a", b"Bearer counts")
 
 
-def test_one_that_is_not_installed_is_told_with_those_that_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_one_that_is_not_installed_is_named_with_those_that_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(SettingError, match=r"'nobody'.*forebay\.authenticators.*none"):
         make_authenticator("nobody", None)
     install_authenticator(tmp_path)

@@ -95,7 +95,7 @@ def test_the_refusal_says_nothing_of_the_token(path):
         (f"ann {SECRET}\nbob {SECRET[:15]}", 2),
     ],
 )
-def test_a_malformed_file_is_told_with_its_line_and_no_secret(path, text, line):
+def test_a_malformed_file_is_named_with_its_line_and_no_secret(path, text, line):
     with pytest.raises(SettingError, match=f"line {line} ") as caught:
         made(path, text)
     assert str(path) in str(caught.value)

@@ -250,7 +250,7 @@ def test_a_versioned_store_as_of_a_time(client):
     assert isinstance(miss, errors.UnknownKey)
 
 
-def test_a_misspelt_option_is_refused_before_anything_is_asked(client):
+def test_a_misspelt_option_is_refused_before_any_request(client):
     with pytest.raises(TypeError, match="max_lag"):
         client.get("names", "k0001", max_lag=0)
     with pytest.raises(TypeError, match="max_lag"):
@@ -277,7 +277,8 @@ def test_more_keys_than_one_request_takes(client):
         client.get_many("names", "k0001")
 
 
-def test_keys_as_long_as_a_request_takes_in_all_and_one_that_no_path_can_hold(client):
+def test_long_keys_are_read_and_too_long_ones_refused(client):
+    """A key above `max_key_bytes` is refused, and one that fits no path is sent in a body."""
     long = ["€" * 1_300 + str(n) for n in range(300)]
     results = client.get_many("names", [*long, "k0001"], timeout_ms=20_000)
     assert {type(result) for result in results[:-1]} == {errors.UnknownKey}
@@ -345,7 +346,8 @@ def test_session_windows(client):
     assert [item.end_ms for item in client.sessions("visits", page_size=1)] == [1000, 5000, 9000]
 
 
-def test_a_missing_partition_is_an_error_unless_a_part_is_allowed(tmp_path, connect):
+def test_missing_partition_is_an_error_unless_partial(tmp_path, connect):
+    """With `allow_partial` the entries name the partitions that are missing."""
     options = ("--num-standby-replicas", "0", "--session-timeout-ms", "20000")
     with running_cluster(tmp_path, topology_text=TOPOLOGY, worker_options=options) as cluster:
         cluster.put("names", {b"k%d" % i: b"1" for i in range(100)})
@@ -424,7 +426,8 @@ def test_a_key_in_the_wrong_partition(tmp_path, connect):
             raised(errors.PartitionerMismatch, lambda: client.get("names", in_wrong))
 
 
-def test_a_call_that_may_wait_has_that_long_beside_the_usual_time(cluster, connect):
+def test_wait_ms_extends_the_calls_deadline(cluster, connect):
+    """A call has `wait_ms` in addition to its usual timeout."""
     worker = cluster.start_worker()
     ends = cluster.put("counts", {b"a": b"1"})
     with connect(worker, timeout_ms=300) as client:
@@ -440,7 +443,8 @@ def test_a_call_that_may_wait_has_that_long_beside_the_usual_time(cluster, conne
             assert call.result().value == 2
 
 
-def test_silent_workers_and_a_silent_router_are_a_passed_deadline(cluster, connect):
+def test_unresponsive_servers_exceed_the_deadline(cluster, connect):
+    """The problem lists the worker or the router that did not answer."""
     cluster.put("counts", {b"a": b"1"})
     worker = cluster.start_worker()
     router = cluster.start_router()
@@ -510,7 +514,8 @@ def test_a_session_reads_what_a_sink_has_written(served, client):
 
 
 @pytest.mark.chaos
-def test_a_session_never_goes_back_while_the_active_is_killed_and_replaced(cluster, connect):
+def test_session_never_goes_back_through_a_failover(cluster, connect):
+    """The active is killed and replaced while its key is written to."""
     cluster.put("counts", {b"n": b"0"})
     cluster.start_workers(2)
     router = cluster.start_router()
@@ -566,7 +571,7 @@ def test_positions_of_partitions_whose_logs_differ_fit_no_token():
 # Trying again
 
 
-def test_a_router_that_has_no_worker_yet_is_asked_again_until_there_is_one(cluster, connect):
+def test_router_without_workers_is_retried_until_ready(cluster, connect):
     cluster.put("counts", {b"a": b"1"})
     address = f"127.0.0.1:{free_port()}"
     router = cluster.start_router("--seeds", address, ready=False)
@@ -579,7 +584,7 @@ def test_a_router_that_has_no_worker_yet_is_asked_again_until_there_is_one(clust
         starting.join()
 
 
-def test_the_next_server_is_asked_when_one_cannot_be_reached(served, connect):
+def test_the_next_server_is_tried_when_one_cannot_be_reached(served, connect):
     dead = f"127.0.0.1:{free_port()}"
     with connect(dead, served[1]) as client:
         assert client.get("names", "k0001").value == 1
@@ -624,7 +629,7 @@ def refusal(problem: Problem) -> httpx.Response:
     return httpx.Response(problem.status, headers=headers, content=problem.body())
 
 
-def test_a_server_that_let_a_whole_call_pass_is_not_asked_first_again():
+def test_server_that_timed_out_is_not_first_again():
     now_s = 0.0
     exchange = Exchange(["http://hangs", "http://well"], 1_000, lambda: now_s)
     call = exchange.ask(anything({}), exchange.deadline())
@@ -636,7 +641,7 @@ def test_a_server_that_let_a_whole_call_pass_is_not_asked_first_again():
     assert next(again).url.startswith("http://well/")
 
 
-def test_a_server_is_given_the_time_that_a_replica_may_wait_and_a_share_of_the_rest():
+def test_server_gets_wait_ms_and_a_share_of_the_timeout():
     exchange = Exchange(["http://one", "http://two"], 1_000, lambda: 0.0)
     first = next(exchange.ask(anything({"wait_ms": 3_000}), exchange.deadline(wait_ms=3_000)))
     assert first.url == "http://one/x?wait_ms=3000&timeout_ms=3500"
@@ -649,7 +654,9 @@ def test_a_server_that_hangs_leaves_another_the_time_to_answer(served, connect):
             assert client.get("names", "k0001").value == 1
 
 
-def test_a_key_that_no_path_can_hold_is_asked_for_again_like_any_other(connect):
+def test_key_that_no_path_holds_is_retried(connect):
+    """A key that is read by a batch is retried and missing like any other."""
+
     def batch(result: dict[str, Any]) -> httpx.Response:
         return httpx.Response(200, json={"results": [{"key": "", **result}]})
 
@@ -662,8 +669,9 @@ def test_a_key_that_no_path_can_hold_is_asked_for_again_like_any_other(connect):
     assert len(script.requests) == 4
 
 
-def test_a_sessions_stream_that_is_connected_anew_asks_for_all_that_the_session_saw(connect):
-    asked = []
+def test_reconnected_session_stream_requires_its_position(connect):
+    """A session's stream that reconnects requests the newest position that the session has read."""
+    requested = []
 
     def position(offset: int) -> str:
         return encode_position(Position(log_digest("sqlite:log"), {0: offset}))
@@ -673,7 +681,7 @@ def test_a_sessions_stream_that_is_connected_anew_asks_for_all_that_the_session_
             return httpx.Response(200, json=STORE)
         if not request.url.path.endswith("/changes"):
             return httpx.Response(200, json={**ANSWER, "key": "k", "position": position(20)})
-        asked.append((request.url.params.get("min_position"), request.headers.get("last-event-id")))
+        requested.append((request.url.params.get("min_position"), request.headers.get("last-event-id")))
         document = json.dumps({**ANSWER, "key": "k", "position": position(10)})
         event = f"event: value\nid: {position(10)}\ndata: {document}\n\n"
         return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=event.encode())
@@ -684,11 +692,12 @@ def test_a_sessions_stream_that_is_connected_anew_asks_for_all_that_the_session_
         next(changes)
         session.get("s", "k")
         next(changes)
-    assert asked == [(None, None), (position(20), position(10))]
+    assert requested == [(None, None), (position(20), position(10))]
 
 
 @pytest.mark.parametrize("kind", [errors.Overloaded, errors.LogDiverged])
-def test_what_passes_is_asked_again_and_members_of_tomorrow_are_passed_over(connect, kind):
+def test_transient_problem_is_retried(connect, kind):
+    """Members of an answer that this version does not know are ignored."""
     script = Scripted(refusal(kind("Soon.", retry_after_s=0)), httpx.Response(200, json=ANSWER))
     with connect("http://one", transport=script) as client:
         assert client.get("s", "a").lag == Lag(0, 1, 2)
@@ -712,7 +721,8 @@ def test_what_does_not_pass_in_time_is_raised_at_once(connect, problem):
     assert len(script.requests) == 1
 
 
-def test_a_connection_that_was_closed_while_idle_costs_no_call_and_the_server_that_answered_is_kept(connect):
+def test_stale_connection_costs_no_call(connect):
+    """The server that answered instead is kept for the next calls."""
     script = Scripted(
         httpx.RemoteProtocolError("Server disconnected without sending a response."),
         *(httpx.Response(200, json=ANSWER) for _ in range(2)),
@@ -732,14 +742,16 @@ def test_a_connection_that_was_closed_while_idle_costs_no_call_and_the_server_th
     ],
     ids=["429", "503", "504", "502"],
 )
-def test_what_one_server_refuses_another_is_asked_at_once_and_first_from_then_on(connect, refused):
+def test_rejected_read_goes_to_the_next_server_at_once(connect, refused):
+    """That server is the first from then on."""
     script = Scripted(refused(), *(httpx.Response(200, json=ANSWER) for _ in range(2)))
     with connect("http://one", "http://two", transport=script) as client:
         assert client.get("s", "a").value == client.get("s", "a").value == 1
     assert [request.url.host for request in script.requests] == ["one", "two", "two"]
 
 
-def test_all_are_asked_again_when_the_first_of_them_says_and_none_twice_before(connect):
+def test_retry_waits_for_the_soonest_server(connect):
+    """No server is tried twice before, and then all are."""
     for later, sooner in ((None, 0), (0, None), (60, 0), (0, 60)):
         refusals = [refusal(errors.NotReady("Later.", retry_after_s=after)) for after in (later, sooner)]
         script = Scripted(*refusals, httpx.Response(200, json=ANSWER))
@@ -756,7 +768,7 @@ def test_all_are_asked_again_when_the_first_of_them_says_and_none_twice_before(c
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
-def test_a_proxy_that_has_no_server_for_a_moment_is_asked_again(connect, status):
+def test_a_proxy_without_a_server_for_a_moment_is_tried_again(connect, status):
     gone = [httpx.Response(status, html="<h1>Nobody there</h1>") for _ in range(2)]
     script = Scripted(*gone, httpx.Response(200, json=ANSWER))
     with connect("http://one", transport=script) as client:
@@ -764,14 +776,14 @@ def test_a_proxy_that_has_no_server_for_a_moment_is_asked_again(connect, status)
 
 
 @pytest.mark.parametrize("status", [200, 502])
-def test_what_is_neither_router_nor_worker_is_told(connect, status):
+def test_what_is_neither_router_nor_worker_is_reported(connect, status):
     with connect("http://one", transport=Scripted(httpx.Response(status, html="<h1>Sign in</h1>"))) as client:
         problem = raised(Problem, lambda: client.get("s", "a", timeout_ms=100))
     assert problem.document()["status"] == status
     assert "http://one/v1/stores/s/keys/a" in problem.detail
 
 
-def test_the_time_that_is_left_is_what_the_next_server_is_told():
+def test_the_next_server_gets_the_time_that_is_left():
     now = 0.0
     exchange = Exchange(["http://one", "http://two"], 1000, clock=lambda: now)
     plan = exchange.ask(anything({"max_record_lag": 0}), exchange.deadline())
@@ -813,7 +825,7 @@ class FirstPartition:
         return 0
 
 
-def test_the_look_ups_of_the_metadata_agree_with_who_answers(served, client):
+def test_lookups_of_the_metadata_agree_with_who_answers(served, client):
     cluster, _ = served
     stores = client.stores()
     assert stores.keys() == cluster.topology.stores.keys()
@@ -885,7 +897,7 @@ def test_any_key_but_the_empty_can_be_followed(client, key):
         assert next(changes).value == "odd"
 
 
-def test_what_cannot_be_followed_is_told_at_once(client):
+def test_what_cannot_be_followed_is_refused_at_once(client):
     raised(errors.BadKey, lambda: next(client.changes("names", "")))
     raised(errors.BadKey, lambda: next(client.changes("numbers", "seven")))
     raised(errors.WrongStoreKind, lambda: next(client.changes("hours", "jfk")))
@@ -895,22 +907,24 @@ def test_what_cannot_be_followed_is_told_at_once(client):
         client.changes("names", "a", max_lag=0)
 
 
-def test_lag_between_changes_is_told_where_it_is_asked_for(served, client):
+def test_lag_between_changes_is_sent_on_request(served, client):
     with client.changes("numbers", 7, lag_interval_ms=100) as changes:
         assert next(changes).value == 7
-        told = next(changes)
-        assert isinstance(told, ReplicaInfo)
-        assert told.host in served[0].workers
-        assert changes.lag == told.lag
+        reported = next(changes)
+        assert isinstance(reported, ReplicaInfo)
+        assert reported.host in served[0].workers
+        assert changes.lag == reported.lag
 
 
-def test_a_bound_that_nobody_meets_is_a_problem_among_the_changes(client):
+def test_unmet_bound_is_a_problem_among_changes(client):
+    """The stream goes on."""
     with client.changes("names", "k0001", max_age_ms=0, timeout_ms=1_000) as changes:
         for _ in range(2):
             assert isinstance(next(changes), errors.LagExceedsTolerance)
 
 
-def test_a_session_follows_from_what_it_has_seen_and_reads_what_it_has_followed(client):
+def test_session_changes_start_at_its_position(client):
+    """Later reads of the session are no older than the changes it followed."""
     session = client.session()
     seen = session.get("names", "k0003").position
     with session.changes("names", "k0003") as changes:
@@ -925,7 +939,8 @@ def test_a_session_follows_from_what_it_has_seen_and_reads_what_it_has_followed(
 
 
 @pytest.mark.chaos
-def test_changes_survive_the_end_of_the_server_that_they_come_from(tmp_path, connect):
+def test_changes_survive_their_servers_end(tmp_path, connect):
+    """A loss of all workers is reported as a problem and the stream continues once there is one."""
     with running_cluster(tmp_path) as cluster:
         cluster.put("counts", {b"k": b"0"})
         cluster.start_workers(2)
@@ -950,7 +965,8 @@ def until(changes: Any, condition: Callable[[Any], bool]) -> Any:
     return next(change for change in changes if condition(change))
 
 
-def test_a_server_that_refused_meanwhile_is_not_asked_first_again_by_a_call_that_it_still_answers():
+def test_rejecting_server_stays_last_after_an_older_call():
+    """A server that rejected one call is not first again because it answers a call from before."""
     exchange = Exchange(["http://one", "http://two"], 1_000, lambda: 0.0)
     before, refused = (exchange.ask(anything({}), exchange.deadline()) for _ in range(2))
     assert next(before).url == next(refused).url == "http://one/x?timeout_ms=500"
@@ -960,7 +976,8 @@ def test_a_server_that_refused_meanwhile_is_not_asked_first_again_by_a_call_that
     assert next(exchange.ask(anything({}), exchange.deadline())).url.startswith("http://two/")
 
 
-def test_a_stream_that_ends_long_after_its_server_refused_another_call_turns_to_no_third():
+def test_late_stream_end_turns_to_the_known_next_server():
+    """A stream whose server rejected another call meanwhile does not move on to a third server."""
     exchange = Exchange(["http://one", "http://two", "http://three"], 1_000, lambda: 0.0)
     reads = ClientReads(exchange, {"s": StoreSpec.from_document(STORE)})
     following = Following(reads, ChangesRequest("s", "k", None, {}))
@@ -979,7 +996,8 @@ def test_a_stream_that_ends_long_after_its_server_refused_another_call_turns_to_
     assert plan.send(None).url.startswith("http://two/")
 
 
-def test_a_server_that_hangs_leaves_another_the_time_to_begin_a_stream(served, connect):
+def test_hanging_server_leaves_time_to_begin_a_stream(served, connect):
+    """Another server gets the rest of the timeout."""
     with socket.create_server(("127.0.0.1", 0)) as hangs:
         address = "{}:{}".format(*hangs.getsockname())
         with (
@@ -990,7 +1008,7 @@ def test_a_server_that_hangs_leaves_another_the_time_to_begin_a_stream(served, c
 
 
 @pytest.mark.parametrize("response", [{"json": {"status": "ok"}}, {"html": "<h1>Sign in</h1>"}])
-def test_what_answers_no_stream_of_events_is_told(connect, response):
+def test_what_answers_no_stream_of_events_is_reported(connect, response):
     with (
         connect("http://one", transport=Scripted(httpx.Response(200, **response))) as client,
         client.changes("s", "k") as changes,
@@ -999,7 +1017,7 @@ def test_what_answers_no_stream_of_events_is_told(connect, response):
     assert "http://one/v1/stores/s/keys/k/changes" in problem.detail
 
 
-def test_a_json_object_that_is_no_answer_is_told(connect):
+def test_a_json_object_that_is_no_answer_is_reported(connect):
     external = [httpx.Response(200, json={"status": "ok"}) for _ in range(4)]
     with connect("http://one", transport=Scripted(*external)) as client:
         for call in (
@@ -1011,14 +1029,14 @@ def test_a_json_object_that_is_no_answer_is_told(connect):
             assert "neither a router nor a worker" in raised(Problem, call).detail
 
 
-def test_a_body_that_cannot_be_decoded_is_an_attempt_that_failed(connect):
+def test_undecodable_body_is_a_failed_attempt(connect):
     garbled = httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"no gzip"))
     script = Scripted(garbled, httpx.Response(200, json=ANSWER))
     with connect("http://one", "http://two", transport=script) as client:
         assert client.get("s", "a").value == 1
 
 
-def test_closing_a_client_ends_what_follows_a_key_in_another_thread(served):
+def test_close_ends_changes_in_another_thread(served):
     client = Client(f"http://{served[1]}")
     changes = client.changes("names", "k0001")
     assert next(changes).value == 1
@@ -1028,7 +1046,7 @@ def test_closing_a_client_ends_what_follows_a_key_in_another_thread(served):
         assert rest.result(timeout=30) == []
 
 
-async def test_closing_a_client_ends_what_follows_a_key_in_another_task(served):
+async def test_close_ends_changes_in_another_task(served):
     client = AsyncClient(f"http://{served[1]}")
     changes = client.changes("names", "k0001")
     assert (await anext(changes)).value == 1
@@ -1040,11 +1058,11 @@ async def test_closing_a_client_ends_what_follows_a_key_in_another_task(served):
 
 async def test_a_read_waits_for_no_other_of_its_client():
     readers, all_there = 120, asyncio.Event()
-    asked: list[bytes] = []
+    requested: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readuntil(b"\r\n\r\n"))
-        if len(asked) == readers:
+        requested.append(await reader.readuntil(b"\r\n\r\n"))
+        if len(requested) == readers:
             all_there.set()
         await all_there.wait()
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
@@ -1094,7 +1112,7 @@ def tls_in_front(address: str, certificate: trustme.LeafCert) -> Iterator[str]:
         thread.join(20)
 
 
-def test_a_client_trusts_the_authorities_that_it_is_given_and_no_others(served, connect):
+def test_client_trusts_only_the_given_authorities(served, connect):
     authority = trustme.CA()
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)

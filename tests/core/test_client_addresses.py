@@ -21,7 +21,8 @@ from tests.support.names import NAME, dropping, infos, resolve
 __all__ = ["resolve"]
 
 
-def test_families_alternate_in_the_resolvers_order_and_no_address_is_tried_twice():
+def test_address_families_alternate_without_duplicates():
+    """The resolver's order is kept within each family."""
     found = infos("2001:db8::1", "2001:db8::2", "2001:db8::3", "192.0.2.1", "192.0.2.1")
     assert [address.host for address in in_turn(found)] == [
         "2001:db8::1",

@@ -41,7 +41,8 @@ def test_an_answer_and_a_miss_are_of_the_store_and_the_key(document):
             of("a").mismatch({name: value for name, value in document.items() if name != member})
 
 
-def test_a_problem_need_not_name_what_it_is_about_but_nothing_else():
+def test_problem_may_omit_its_subject_but_not_mismatch():
+    """A problem that names another store or key than the request's is an answer to another request."""
     problem = errors.NotReady("Soon.").document()
     assert of("a").mismatch(problem) is None
     assert of("a").mismatch({**problem, "store": "s", "key": "a"}) is None
@@ -151,7 +152,7 @@ class OutOfStep:
 @pytest.mark.parametrize("call", [blocking, awaited])
 @pytest.mark.parametrize("read", [get, get_many, follow])
 @pytest.mark.parametrize("members", [{"key": "b"}, {"store": "t"}])
-def test_an_answer_to_another_request_is_discarded_with_its_connection_and_read_again(call, read, members):
+def test_mismatched_answer_is_retried_on_a_new_connection(call, read, members):
     with answering_server() as server:
         server.change = out_of_step = OutOfStep(1, **members)
         answer = call(server.url, read)
@@ -162,7 +163,8 @@ def test_an_answer_to_another_request_is_discarded_with_its_connection_and_read_
 
 @pytest.mark.parametrize("call", [blocking, awaited])
 @pytest.mark.parametrize("read", [get, get_many, follow])
-def test_a_second_answer_to_another_request_is_an_error_that_names_both(call, read):
+def test_second_mismatched_answer_is_an_error(call, read):
+    """The error names the requested key and the one in the answer."""
     with answering_server() as server:
         server.change = out_of_step = OutOfStep(2)
         with pytest.raises(

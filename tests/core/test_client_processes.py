@@ -88,7 +88,8 @@ def test_no_process_reads_what_another_requested(worker):
         assert read_all()
 
 
-def test_each_process_has_its_own_connections_and_leaves_those_of_its_parent_alone(server):
+def test_forked_process_opens_its_own_connections(server):
+    """The parent's connections are left alone."""
     with Client(server.url) as client:
         connection = client.get("s", "a").host
 
@@ -103,7 +104,7 @@ def test_each_process_has_its_own_connections_and_leaves_those_of_its_parent_alo
         assert client.get("s", "a").host == connection
 
 
-def test_each_process_has_its_own_connections_from_an_asynchronous_client(server):
+def test_forked_process_opens_its_own_async_connections(server):
     async def read(client: AsyncClient) -> str:
         return (await client.get("s", "b")).host
 
@@ -123,7 +124,8 @@ def test_each_process_has_its_own_connections_from_an_asynchronous_client(server
     asyncio.run(whole())
 
 
-def test_a_stream_goes_on_in_its_process_and_is_connected_anew_in_others(worker):
+def test_stream_goes_on_and_reconnects_in_a_child(worker):
+    """A stream goes on in its own process and is connected anew in a forked one."""
     cluster, address = worker
     cluster.put("counts", {b"followed": b"1"})
     with Client(f"http://{address}") as client, client.changes("counts", "followed") as changes:
@@ -181,7 +183,8 @@ def test_a_child_waits_for_no_thread_that_it_does_not_have(server):
         waiting.join()
 
 
-def test_a_client_with_a_transport_belongs_to_the_process_that_made_it():
+def test_custom_transport_belongs_to_its_process():
+    """A forked process is refused and should make a client of its own."""
     transport = httpx.HTTPTransport()
     with Client("http://127.0.0.1:1", transport=transport) as client:
         assert "a client in this process" in Child(lambda: client.get("s", "a")).result()
@@ -190,7 +193,8 @@ def test_a_client_with_a_transport_belongs_to_the_process_that_made_it():
 # Event loops and threads
 
 
-def test_each_event_loop_has_its_own_connections_which_end_with_it(server):
+def test_each_event_loop_has_its_own_connections(server):
+    """The connections end with their event loop."""
     client = AsyncClient(server.url)
 
     async def read() -> tuple[str, str]:
@@ -204,7 +208,8 @@ def test_each_event_loop_has_its_own_connections_which_end_with_it(server):
     wait_until(lambda: server.connections == 0, "the connections' ends")
 
 
-def test_event_loops_in_several_threads_share_a_client_a_session_and_a_list(server):
+def test_threads_event_loops_share_an_async_client(server):
+    """Event loops in several threads share a client, a session and a list."""
     client = AsyncClient(server.url)
     session = client.session()
 
@@ -278,7 +283,7 @@ def test_a_client_that_was_closed_says_so(server):
     asyncio.run(whole())
 
 
-def test_an_asynchronous_client_with_a_transport_belongs_to_the_loop_that_used_it_first(server):
+def test_async_transport_belongs_to_its_first_event_loop(server):
     client = AsyncClient(server.url, transport=httpx.AsyncHTTPTransport())
 
     async def read() -> str:
@@ -291,7 +296,7 @@ def test_an_asynchronous_client_with_a_transport_belongs_to_the_loop_that_used_i
         runner.run(client.aclose())
 
 
-def test_without_an_event_loop_an_asynchronous_client_says_what_it_needs(server):
+def test_async_client_requires_an_event_loop(server):
     reading = AsyncClient(server.url).get("s", "a")
     with pytest.raises(ClientUnusable, match="asyncio"):
         reading.send(None)

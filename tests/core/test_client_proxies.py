@@ -133,7 +133,7 @@ def test_a_read_goes_through_the_proxy(call, environment):
 
 
 @CALLS
-def test_nothing_goes_through_the_proxy_of_a_client_with_a_transport_or_a_loopback_server(call, environment):
+def test_loopback_and_custom_transport_bypass_the_proxy(call, environment):
     environment.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
     with answering_server() as server:
         assert call(server.url) == "a"

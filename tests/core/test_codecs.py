@@ -193,7 +193,8 @@ def test_a_segment_that_is_no_key_of_the_codec_is_a_bad_key(name: str, segment: 
         ("json", {"\ud800": 1}),
     ],
 )
-def test_a_json_value_of_another_type_is_a_bad_key_that_names_the_codec_or_the_fault(name: str, key: Any) -> None:
+def test_json_key_of_the_wrong_type_is_a_bad_key(name: str, key: Any) -> None:
+    """The problem names the codec or the fault."""
     with pytest.raises(BadKey) as caught:
         KEY_CODECS[name].from_json(key)
     assert caught.value.detail.startswith("The key ")
@@ -248,7 +249,7 @@ def test_a_double_value_is_shown_exactly(value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_double_that_json_cannot_say_is_null(value: float) -> None:
+def test_a_double_that_json_does_not_have_is_null(value: float) -> None:
     assert VALUE_CODECS["double"].to_json(struct.pack(">d", value)) == b"null"
 
 

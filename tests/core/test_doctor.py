@@ -29,7 +29,8 @@ def kinds(findings: list[dict[str, Any]]) -> list[str]:
     return [finding["kind"] for finding in findings]
 
 
-def test_of_a_cluster_that_is_well_every_process_is_checked_and_nothing_is_wrong(cluster):
+def test_healthy_cluster_has_no_findings(cluster):
+    """Every process is checked, and another topology than theirs is a finding."""
     cluster.put("counts", {b"a": b"1"})
     worker = cluster.start_worker()
     router = cluster.start_router()

@@ -18,7 +18,8 @@ def events(tmp_path: Path) -> Iterator[FileEvents]:
         yield events
 
 
-def test_a_file_that_is_written_to_made_renamed_or_deleted_is_named_once(events, tmp_path):
+def test_changed_file_is_named_once(events, tmp_path):
+    """It was written to, created, renamed or deleted."""
     path = tmp_path / "file"
     assert events.changed() == set()
     path.write_text("a")

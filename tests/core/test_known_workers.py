@@ -62,7 +62,7 @@ def workers(clock: Clock) -> KnownWorkers:
     return known
 
 
-def test_the_active_is_first_unless_it_is_known_to_be_beyond_the_bound(workers, clock):
+def test_active_is_first_unless_known_to_exceed_the_bound(workers, clock):
     bound = {"max_record_lag": 10}
     assert workers.candidates(SPEC, 0, {}) == workers.candidates(SPEC, 0, bound) == (A, B)
     workers.on_answer(A, SPEC, [answer(A, "active", 50)])
@@ -80,7 +80,8 @@ def test_any_is_one_that_is_not_known_to_be_beyond_the_bound(workers):
     assert workers.candidates(SPEC, 0, {**spread, "require_active": True}) == (A, B)
 
 
-def test_one_that_cannot_be_reached_is_last_and_tried_by_one_read_after_longer_and_longer(workers, clock):
+def test_unreachable_worker_is_last_with_backoff(workers, clock):
+    """One read tries it after 1 to 30 seconds, until it answers or a newer map names it."""
     tried_after = []
     for _ in range(7):
         # Reads that fail together count once.
@@ -105,7 +106,7 @@ def test_an_older_map_is_not_taken(workers):
     assert workers.candidates(SPEC, 0, {}) == (A, B)
 
 
-def test_the_map_is_read_anew_when_it_is_old_or_an_answer_contradicts_it(workers, clock):
+def test_map_is_refreshed_when_old_or_contradicted(workers, clock):
     assert not workers.is_due
     clock.now += 10
     assert workers.is_due
@@ -121,7 +122,8 @@ def test_the_map_is_read_anew_when_it_is_old_or_an_answer_contradicts_it(workers
     assert not workers.is_due
 
 
-def test_a_worker_is_reached_at_its_address_or_by_the_socket_on_this_machine(clock):
+def test_worker_is_reached_by_address_or_local_socket(clock):
+    """With `prefer=any` the worker behind this machine's socket is first."""
     known = KnownWorkers(["unix:/run/b.sock", "https://a:1"], clock)
     known.adopt(map_of(1, A, B), {"b": "unix:/run/b.sock"})
     assert [known.url(host) for host in (A, B)] == ["https://a:1", "unix:/run/b.sock"]
@@ -179,7 +181,7 @@ def document_of(map_: ClusterMap) -> Any:
 MAP_1 = ("http://seed:1/v1/metadata", (200, document_of(map_of(1, A, B))))
 
 
-def test_what_is_not_where_the_map_says_is_read_where_a_newer_map_says(clock):
+def test_stale_map_is_refreshed_and_the_read_retried(clock):
     newer = 200, document_of(map_of(2, C))
     script = [
         MAP_1,
@@ -191,7 +193,7 @@ def test_what_is_not_where_the_map_says_is_read_where_a_newer_map_says(clock):
     assert read(clock, *script)["host"] == "c:1"
 
 
-def test_an_address_at_which_another_worker_answers_is_not_believed(clock):
+def test_address_of_another_worker_is_not_trusted(clock):
     script = [
         MAP_1,
         ("http://a:1/read", (200, answer(C, "active"))),
@@ -200,7 +202,7 @@ def test_an_address_at_which_another_worker_answers_is_not_believed(clock):
     assert read(clock, *script)["host"] == "b:1"
 
 
-def test_the_refusal_of_the_least_behind_says_why_no_replica_answers(clock):
+def test_least_lagging_replica_explains_the_rejection(clock):
     far = refusal("lag-exceeds-tolerance", 412, **answer(A, "active", 9))
     near = refusal("lag-exceeds-tolerance", 412, **answer(B, "standby", 5))
     with pytest.raises(LagExceedsTolerance) as refused:
@@ -210,7 +212,8 @@ def test_the_refusal_of_the_least_behind_says_why_no_replica_answers(clock):
     assert [attempt["host"] for attempt in refused.value.members["attempts"]] == ["a:1", "b:1"]
 
 
-def test_replicas_are_told_to_wait_only_once_none_can_answer_at_once(clock):
+def test_wait_ms_is_sent_once_no_replica_can_answer(clock):
+    """Replicas wait for a bound only once none can answer at once."""
     script = [
         MAP_1,
         ("http://a:1/read", refusal("lag-exceeds-tolerance", 412, **answer(A, "active", 9))),
@@ -229,7 +232,7 @@ def test_without_any_worker_the_read_ends_in_time(clock):
     assert clock.now - begun == 0.75
 
 
-def test_of_a_batch_what_one_replica_does_not_hold_is_read_from_another(clock):
+def test_batch_keys_are_retried_on_other_replicas(clock):
     """The partitions of a dead worker's batch have their standbys on different workers."""
     spec = replace(SPEC, partitions=2)
     keys = {spec.partition_of(key.encode()): key for key in ("k0", "k1", "k2", "k3")}

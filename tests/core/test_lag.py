@@ -50,9 +50,10 @@ transactional_log = st.lists(
 
 @repeatable
 @given(transactional_log)
-def test_with_transactions_time_lag_counts_from_all_that_was_written_and_the_end_from_what_could_be_read(
+def test_time_lag_with_transactions_counts_from_all_writes(
     steps: list[tuple[int, bool, int]],
 ) -> None:
+    """Reaching the end counts from the last stable offset."""
     ends, seen = EndOffsets(), []
     written = stable = position = 0
     for sent, (appended, commits, applied) in enumerate(steps):
@@ -71,7 +72,8 @@ def test_with_transactions_time_lag_counts_from_all_that_was_written_and_the_end
             assert ends.last_caught_up(position) == sent
 
 
-def test_a_transaction_is_open_since_the_end_stands_still_below_what_was_written() -> None:
+def test_transaction_is_open_while_the_end_stands_still() -> None:
+    """It is open since the end offset first stood below what was written."""
     ends = EndOffsets()
     for sent, (end, written, since) in enumerate(
         [(5, 5, None), (5, 7, 1.0), (5, 8, 1.0), (9, 10, 3.0), (9, 10, 3.0), (11, 11, None)]
@@ -96,9 +98,10 @@ def test_an_end_is_never_below_what_was_read(end: EndOffset, offset: int, expect
 
 @repeatable
 @given(growing_log)
-def test_a_replica_that_follows_a_growing_log_is_current_as_of_an_end_that_it_passed(
+def test_following_replica_is_caught_up_to_a_passed_end(
     steps: list[tuple[int, int]],
 ) -> None:
+    """While the log grows, a replica was last caught up at an end offset that it has passed."""
     ends, seen = EndOffsets(), []
     end = position = 0
     for sent, (appended, applied) in enumerate(steps):
@@ -115,7 +118,7 @@ def test_a_replica_that_follows_a_growing_log_is_current_as_of_an_end_that_it_pa
 
 @repeatable
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(0, 200))
-def test_recent_observations_are_told_apart_exactly(appended: list[int], position: int) -> None:
+def test_recent_observations_are_distinguished_exactly(appended: list[int], position: int) -> None:
     ends, seen, end = EndOffsets(), [], 0
     for sent, count in enumerate(appended):
         end += count
@@ -124,7 +127,8 @@ def test_recent_observations_are_told_apart_exactly(appended: list[int], positio
     assert ends.last_caught_up(position) == unbounded(seen, position)
 
 
-def test_a_replica_that_stands_still_remembers_when_it_was_current_whatever_is_observed() -> None:
+def test_idle_replica_keeps_its_last_caught_up_time() -> None:
+    """Any number of later end offsets does not displace that time."""
     ends = EndOffsets()
     for moment in range(10_000):
         ends.observe(EndOffset(100 + moment, float(moment)))
@@ -165,7 +169,7 @@ def test_a_tolerance_is_met_only_if_every_bound_is_proven(tolerance: Tolerance, 
     assert tolerance.met_by(lag) == (not unmet)
 
 
-def test_a_refusal_names_the_bounds_that_are_not_proven_and_no_others() -> None:
+def test_rejection_names_only_the_unproven_bounds() -> None:
     tolerance = Tolerance(max_record_lag=5, max_time_lag_ms=100, max_age_ms=3_000)
     unmet = "max_record_lag=5 and its record_lag is 6, max_age_ms=3000 and its age_ms is unknown"
     assert tolerance.unmet_by(Lag(6, 100, None)) == unmet
@@ -189,9 +193,9 @@ def test_a_bound_is_inclusive_and_zero_is_a_bound() -> None:
 @repeatable
 @given(tolerances, tolerances, lags)
 def test_what_is_held_to_a_ceiling_is_met_only_where_both_are(
-    asked: Tolerance, ceiling: Tolerance, lag: Lag
+    requested: Tolerance, ceiling: Tolerance, lag: Lag
 ) -> None:
-    assert asked.held_to(ceiling).met_by(lag) == (asked.met_by(lag) and ceiling.met_by(lag))
+    assert requested.held_to(ceiling).met_by(lag) == (requested.met_by(lag) and ceiling.met_by(lag))
 
 
 def test_no_bound_is_met_by_anything() -> None:
@@ -201,7 +205,8 @@ def test_no_bound_is_met_by_anything() -> None:
 
 @repeatable
 @given(st.lists(lags, max_size=5))
-def test_the_worst_lag_is_figure_by_figure_and_unknown_if_any_is(several: list[Lag]) -> None:
+def test_worst_lag_is_taken_figure_by_figure(several: list[Lag]) -> None:
+    """A figure is unknown if any lag's is."""
     worst = worst_lag(several)
     for index in range(3):
         column = [lag[index] for lag in several]
@@ -222,12 +227,12 @@ def test_a_replica_that_knows_nothing_claims_nothing() -> None:
     assert lag_of(EMPTY_PROGRESS, boot_ms()) == UNKNOWN_LAG
 
 
-def test_record_lag_counts_from_the_consistent_position_not_from_the_position() -> None:
+def test_record_lag_counts_from_the_consistent_offset() -> None:
     progress = EMPTY_PROGRESS._replace(position=90, applying_to=95, consistent_position=40, end_offset=100)
     assert lag_of(progress, 0.0).record_lag == 60
 
 
-def test_a_cold_replica_counts_its_record_lag_from_the_logs_beginning() -> None:
+def test_cold_replica_lags_from_the_log_start() -> None:
     progress = EMPTY_PROGRESS._replace(position=90, beginning=30, end_offset=100)
     assert lag_of(progress, 0.0) == Lag(70, None, None)
 
@@ -268,7 +273,8 @@ def test_time_lag_and_age_are_never_understated(last_caught_up: float, as_of: fl
             assert figure == math.ceil(now - since)
 
 
-def test_an_old_observation_of_the_end_proves_no_record_lag_but_keeps_the_times() -> None:
+def test_old_end_offset_proves_no_record_lag() -> None:
+    """Time lag and age stay."""
     progress = EMPTY_PROGRESS._replace(end_sent_boot_ms=1000.0)
     lag = Lag(3, 4, 5)
     assert provable(lag, progress, 6000.0, end_offset_max_age_ms=5000) == lag

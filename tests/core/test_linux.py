@@ -34,7 +34,8 @@ def in_thread(work):
 
 
 @needs_slices
-def test_a_thread_has_short_slices_and_those_that_it_starts_have_not():
+def test_short_slices_are_not_inherited():
+    """Threads and processes that such a thread starts have the usual time slices."""
     # This thread may have short ones since an earlier test.
     before, usual = slice_ns(), in_thread(slice_ns)
 

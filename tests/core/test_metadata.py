@@ -106,7 +106,7 @@ def test_a_map_survives_the_wire(map_: ClusterMap) -> None:
     assert cluster_map_of(json.loads(msgspec.json.encode(answer))) == map_
 
 
-def test_an_answer_does_not_depend_on_the_order_in_which_partitions_were_named() -> None:
+def test_an_answer_depends_on_no_order_of_partitions() -> None:
     one = StreamsMetadata(ONE, tps("t", 3, 1, 2), frozenset(), frozenset({"b", "a"}))
     [host] = map_answer("app", "f", StreamsMetadataState({}, ClusterMap(Generation(1, 1), (one,)))).hosts
     assert host.active_topic_partitions == [("t", 1), ("t", 2), ("t", 3)]
@@ -146,7 +146,7 @@ def test_hosts_of_a_store_are_found_by_role() -> None:
     assert state.all_standby_metadata_for_store("tails") == ()
 
 
-def test_a_key_leads_to_its_partition_its_active_and_its_standbys() -> None:
+def test_key_leads_to_its_partition_active_and_standbys() -> None:
     state, key = assigned(), key_in(1)
     found = state.key_query_metadata_for_key("delays", key)
     assert found == KeyQueryMetadata(ONE, (THREE, TWO), 1)
@@ -162,7 +162,7 @@ class LastPartition:
         return partitions - 1
 
 
-def test_a_callers_own_partitioner_decides_over_the_stores_true_partition_count() -> None:
+def test_custom_partitioner_gets_the_true_partition_count() -> None:
     state = assigned()
     assert state.key_query_metadata_for_key("tails", "k", LastPartition()) == KeyQueryMetadata(TWO, (), 3)
     assert state.key_query_metadata_for_key("any", "k", LastPartition()).partition == 3
@@ -176,7 +176,7 @@ def test_a_key_of_another_type_is_a_bad_key() -> None:
         assigned().key_query_metadata_for_key("delays", 5)
 
 
-LOOK_UPS = [
+LOOKUPS = [
     lambda state, store: state.all_metadata_for_store(store),
     lambda state, store: state.all_standby_metadata_for_store(store),
     lambda state, store: state.metadata_for_key(store, key_in(3)),
@@ -186,37 +186,39 @@ LOOK_UPS = [
 ]
 
 
-@pytest.mark.parametrize("look_up", LOOK_UPS)
-def test_a_store_that_the_topology_lacks_is_unknown_with_and_without_a_map(look_up) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("lookup", LOOKUPS)
+def test_store_outside_the_topology_is_unknown(lookup) -> None:  # type: ignore[no-untyped-def]
+    """The problem is the same before the first assignment."""
     for state in (assigned(), StreamsMetadataState(STORES)):
         with pytest.raises(UnknownStore, match="'nonesuch'") as caught:
-            look_up(state, "nonesuch")
+            lookup(state, "nonesuch")
         assert caught.value.members == {"store": "nonesuch"}
 
 
-@pytest.mark.parametrize("look_up", LOOK_UPS)
-def test_before_the_first_map_a_look_up_is_not_ready_rather_than_empty(look_up) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("lookup", LOOKUPS)
+def test_lookup_before_the_first_assignment_is_not_ready(lookup) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(NotReady, match="No assignment") as caught:
-        look_up(StreamsMetadataState(STORES), "delays")
+        lookup(StreamsMetadataState(STORES), "delays")
     assert caught.value.retry_after_s
 
 
 def test_before_the_first_map_nobody_is_named() -> None:
     state = StreamsMetadataState(STORES)
     assert state.map.generation == NO_GENERATION
-    for look_up in (state.all_metadata, state.all_standby_metadata):
+    for lookup in (state.all_metadata, state.all_standby_metadata):
         with pytest.raises(NotReady):
-            look_up()
+            lookup()
 
 
-def test_a_partition_that_nobody_holds_is_an_answer_not_an_error() -> None:
+def test_unheld_partition_has_no_hosts() -> None:
+    """The lookup succeeds with an active host of null and no standbys."""
     state = assigned()
     assert state.key_query_metadata_for_key("delays", key_in(3)) == KeyQueryMetadata(None, (), 3)
     assert state.metadata_for_key("delays", key_in(3)) is None
     assert state.standby_metadata_for_key("delays", key_in(3)) == ()
 
 
-def test_a_key_of_a_store_without_partitioner_has_no_one_partition() -> None:
+def test_lookup_without_a_partitioner_is_refused() -> None:
     with pytest.raises(UnknownPartitioner, match="'unknown'"):
         assigned().key_query_metadata_for_key("any", "k")
 

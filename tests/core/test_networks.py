@@ -32,7 +32,7 @@ def test_names_are_compared_as_dns_does():
     ("item", "names"),
     [("a.name", False), ("10.0.0.1/8", True), ("10.0.0.256", True), ("a name", True), ("-a", True)],
 )
-def test_what_is_neither_a_network_nor_a_name_is_refused_with_the_setting(item, names):
+def test_invalid_network_is_refused_with_its_setting(item, names):
     with pytest.raises(SettingError, match=f"setting_x: .*{item}"):
         Networks("setting_x", [item], names=names)
 
@@ -41,6 +41,7 @@ def test_what_is_neither_a_network_nor_a_name_is_refused_with_the_setting(item, 
     ("address", "private"),
     [("127.0.0.1", True), ("::1", True), ("172.31.0.1", True), ("172.32.0.1", False), ("100.64.0.1", False)],
 )
-def test_by_default_a_token_goes_to_loopback_and_private_networks(address, private):
+def test_token_goes_to_private_networks_by_default(address, private):
+    """Loopback addresses count as private."""
     values = load_settings("router", {"seeds": "a:1"}, {})
     assert (address in Networks("n", values["worker_token_networks"], names=True)) is private

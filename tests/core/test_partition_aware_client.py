@@ -86,11 +86,11 @@ def test_a_batch_is_one_request_to_each_active(served, connect):
         client.get("counts", KEYS[0])
         before = {worker: batches(worker) for worker in cluster.workers}
         results = client.get_many("counts", [*KEYS, "nobody", 7])
-        asked = {worker: batches(worker) - before[worker] for worker in before}
+        requested = {worker: batches(worker) - before[worker] for worker in before}
     assert [one.value for one in results[:-2]] == list(range(len(KEYS)))
     assert all(one.host == active[one.partition] for one in results[:-2])
     assert [type(one).__name__ for one in results[-2:]] == ["UnknownKey", "BadKey"]
-    assert asked == {worker: int(worker in active.values()) for worker in cluster.workers}
+    assert requested == {worker: int(worker in active.values()) for worker in cluster.workers}
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def batches(worker: str) -> int:
     return sum(int(float(line.split()[-1])) for line in counts)
 
 
-def test_reads_that_prefer_any_replica_are_spread_over_those_within_the_bound(served, connect):
+def test_prefer_any_spreads_reads_within_the_bound(served, connect):
     cluster, router, _ = served
     with connect(*(f"http://{worker}" for worker in cluster.workers)) as client:
         one = client.get("counts", KEYS[0])
@@ -141,7 +141,8 @@ def test_reads_that_prefer_any_replica_are_spread_over_those_within_the_bound(se
         assert {attempt["host"] for attempt in refused.value.members["attempts"]} == holders
 
 
-def test_a_worker_behind_a_socket_is_read_through_it_also_after_a_fork(served, connect):
+def test_local_socket_worker_is_preferred_after_a_fork(served, connect):
+    """A worker is read through its socket on this machine, in a forked process too."""
     cluster, router, path = served
     local = next(iter(cluster.workers))
     held = {partition for partition, hosts in cluster.roles(router, "counts").items() if local in hosts}

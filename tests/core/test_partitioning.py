@@ -32,7 +32,7 @@ def test_hashes_are_those_that_kafka_publishes(key: bytes, hashed: int) -> None:
     assert murmur2(key) == hashed
 
 
-def test_a_negative_hash_still_gives_a_partition_as_kafka_computes_it() -> None:
+def test_negative_hash_is_masked_as_in_kafka() -> None:
     assert Murmur2Partitioner().partition(b"21", 10) == (-973932308 & 0x7FFFFFFF) % 10
 
 
@@ -53,7 +53,7 @@ def test_every_key_has_a_partition_in_range(key: bytes, partitions: int) -> None
 @example([b""], b"", b"", 1, np.int32)
 @example([], b"", b"", 7, np.int32)
 @example([b"\xff" * 7], b"", b"", 97, np.int64)
-def test_many_keys_at_once_get_the_same_partitions_as_one_by_one(
+def test_bulk_partitioning_equals_one_by_one(
     keys: list[bytes], before: bytes, after: bytes, partitions: int, offset_type: type
 ) -> None:
     data = np.frombuffer(before + b"".join(keys) + after, dtype=np.uint8)
@@ -68,7 +68,7 @@ def test_many_keys_at_once_get_the_same_partitions_as_one_by_one(
 
 @repeatable
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=20), st.data())
-def test_a_slice_of_an_arrow_array_is_partitioned_as_its_own_keys(keys: list[bytes], data: st.DataObject) -> None:
+def test_arrow_slice_is_partitioned_by_its_own_keys(keys: list[bytes], data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(keys)))
     array = pa.array(keys, type=pa.binary()).slice(start)
     _, offsets, values = array.buffers()

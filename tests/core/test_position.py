@@ -54,7 +54,7 @@ def token(raw: bytes) -> str:
         encode_position(Position(LOG, {0: 5})) + "\n",
     ],
 )
-def test_a_malformed_token_is_a_bad_parameter_that_names_min_position(malformed: str) -> None:
+def test_malformed_position_names_min_position(malformed: str) -> None:
     with pytest.raises(BadParameter) as caught:
         decode_position(malformed)
     assert caught.value.members == {"parameter": "min_position"}

@@ -47,7 +47,7 @@ def test_a_file_that_stays_is_not_parsed_again(path):
     assert texts == ["1"]
 
 
-def test_a_bad_change_is_told_once_and_changes_nothing(path, caplog):
+def test_a_bad_change_is_logged_once_and_changes_nothing(path, caplog):
     clock = Clock()
     number = ReloadedFile(path, int, clock)
     write(path, "two")
@@ -137,7 +137,8 @@ def both(first: str, second: str) -> str:
     return f"{first} {second}"
 
 
-def test_of_several_files_each_is_opened_once_and_parsed_as_it_was_checked(path, tmp_path):
+def test_files_are_opened_once_and_checked_as_parsed(path, tmp_path):
+    """A change of either of two files reloads both."""
     second, clock = tmp_path / "second", Clock()
     write(second, "2")
     pair = ReloadedFile(path, both, clock, also=(second,))
@@ -148,7 +149,8 @@ def test_of_several_files_each_is_opened_once_and_parsed_as_it_was_checked(path,
 
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, 0), (0o640, 0), (0o604, 1), (0o602, 1), (0o666, 1)])
-def test_a_secret_that_all_may_read_or_write_is_warned_of_whenever_it_is_read(path, caplog, mode, warned):
+def test_exposed_secret_is_warned_of_at_each_reload(path, caplog, mode, warned):
+    """A file with a secret should be closed to group and others."""
     clock = Clock()
     path.chmod(mode)
     number = ReloadedFile(path, int, clock, secrets=(path,))

@@ -43,7 +43,7 @@ class Cluster:
         self._keys = [[b"\x01" + letter.encode() for letter in letters] for letters in partitions]
         self.now_s = 1_000.0
         self.lag = Lag(0, 0, None)
-        self.asked: list[Send] = []
+        self.requested: list[Send] = []
         self.discarded = 0
         self.before: Callable[[int, Send], Reply | None] = lambda partition, step: None
         """What a worker replies instead of its page, if anything."""
@@ -73,7 +73,7 @@ class Cluster:
                 return None
         if "/v1/metadata" in step.url:
             return httpx.ConnectError("the map is known")
-        self.asked.append(step)
+        self.requested.append(step)
         partition = int(query_of(step)["partition"])
         return self.before(partition, step) or self.page(partition, step)
 
@@ -130,11 +130,11 @@ def test_pages_follow_one_another_in_stored_order(cluster: Cluster, reverse: boo
     ordered = "lkjihgfedcba" if reverse else "abcdefghijkl"
     assert found == [ordered[:4], ordered[4:8], ordered[8:]]
     assert cursor is None
-    assert [urlsplit(step.url).netloc for step in cluster.asked] == ["a:1", "b:1"] * 3
+    assert [urlsplit(step.url).netloc for step in cluster.requested] == ["a:1", "b:1"] * 3
     scan = make_scan(
         ENTRIES, SPEC, None, parse_parameters(b"reverse=true" if reverse else b"", ENTRIES_PARAMETERS)
     )
-    second = Cursor.decode(query_of(cluster.asked[2])["cursor"], scan)
+    second = Cursor.decode(query_of(cluster.requested[2])["cursor"], scan)
     assert (second.last, second.at) == (
         b"\x01" + ordered[3].encode(),
         encode_position(Position(log_digest("sqlite:log"), {0: 7, 1: 7})),
@@ -170,7 +170,7 @@ def test_a_part_that_left_its_bounds_meanwhile_is_read_again(cluster: Cluster) -
     page = cluster.run(cluster.client().page(entries(max_time_lag_ms=20), None, 100))
     assert names(page) == "abcdefghijkl"
     assert page.lag == Lag(0, 0, None)
-    assert [query_of(step)["partition"] for step in cluster.asked] == ["0", "1", "0"]
+    assert [query_of(step)["partition"] for step in cluster.requested] == ["0", "1", "0"]
 
 
 def test_a_page_states_and_keeps_its_bounds_as_of_its_end(cluster: Cluster) -> None:
@@ -197,10 +197,10 @@ def test_a_partition_without_a_worker_is_missing_in_all_pages(cluster: Cluster) 
     client = cluster.client()
     page = cluster.run(client.page(entries(allow_partial=True), None, 4))
     assert (names(page), page.missing, page.complete) == ("bdfh", (0,), False)
-    cluster.asked.clear()
+    cluster.requested.clear()
     page = cluster.run(client.page(entries(allow_partial=True), page.cursor, 4))
     assert (names(page), page.missing, page.complete) == ("jl", (0,), False)
-    assert [query_of(step)["partition"] for step in cluster.asked] == ["1"]
+    assert [query_of(step)["partition"] for step in cluster.requested] == ["1"]
 
 
 @pytest.mark.parametrize("allow_partial", [False, True])

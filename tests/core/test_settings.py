@@ -31,9 +31,7 @@ def setting(kind: Any, **more: Any) -> Setting:
 
 
 @pytest.mark.parametrize("tier", ["worker", "router"])
-def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default(
-    tmp_path: Path, tier: Tier
-) -> None:
+def test_flag_beats_environment_file_and_default(tmp_path: Path, tier: Tier) -> None:
     config = tmp_path / "forebay.toml"
     config.write_text("drain_ms = 3\n")
     required = WORKER_FLAGS if tier == "worker" else ROUTER_FLAGS
@@ -57,7 +55,8 @@ def test_without_a_given_environment_the_processes_own_is_read(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("missing", sorted(WORKER_FLAGS))
-def test_a_required_setting_that_nobody_gives_is_named_with_both_its_names(missing: str) -> None:
+def test_missing_required_setting_is_named(missing: str) -> None:
+    """Both its flag and its variable are named."""
     flags = {name: value for name, value in WORKER_FLAGS.items() if name != missing}
     with pytest.raises(SettingError) as caught:
         load_settings("worker", flags, {})
@@ -73,7 +72,7 @@ def test_a_required_setting_that_nobody_gives_is_named_with_both_its_names(missi
         ({}, {}, 'drain_ms = "soon"', "forebay.toml: drain_ms"),
     ],
 )
-def test_a_bad_value_is_named_with_where_it_came_from(
+def test_a_bad_value_is_named_with_its_source(
     tmp_path: Path, flags: dict[str, str], environment: dict[str, str], file: str, source: str
 ) -> None:
     config = tmp_path / "forebay.toml"
@@ -144,9 +143,10 @@ def test_a_misspelt_variable_is_refused(name: str, said: str) -> None:
         "FOREBAY_ROUTER_PORT_8080_TCP_ADDR",
     ],
 )
-def test_variables_of_the_other_tier_of_commands_and_of_kubernetes_services_are_none_of_its_business(
+def test_unrelated_variables_are_ignored(
     name: str,
 ) -> None:
+    """They belong to the other tier, to commands or to Kubernetes services."""
     assert load_settings("router", ROUTER_FLAGS, {name: "x"}) == load_settings("router", ROUTER_FLAGS, {})
 
 
@@ -155,7 +155,7 @@ def test_a_number_beyond_what_a_machine_bears_is_refused() -> None:
         load_settings("router", {**ROUTER_FLAGS, "processes": "1000000"}, {})
 
 
-def test_a_setting_of_the_other_tier_in_a_config_file_is_refused(tmp_path: Path) -> None:
+def test_other_tiers_setting_in_a_file_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "forebay.toml"
     config.write_text("max_in_flight_per_worker = 3\n")
     with pytest.raises(SettingError, match="no setting 'max_in_flight_per_worker'"):
@@ -224,7 +224,7 @@ def test_a_value_is_read_by_the_settings_kind(one: Setting, raw: Any, value: Any
         (setting("addresses"), "a:1,b"),
     ],
 )
-def test_a_value_that_is_not_of_the_settings_kind_is_refused_naming_the_source(one: Setting, raw: Any) -> None:
+def test_value_of_the_wrong_kind_names_its_source(one: Setting, raw: Any) -> None:
     with pytest.raises(SettingError, match=r"^--here: "):
         parse_setting(one, raw, "--here")
 
@@ -261,9 +261,8 @@ def test_a_process_listens_at_several_addresses(tier: Tier, flags: dict[str, str
 
 @TIERS
 @pytest.mark.parametrize("listen", ["0.0.0.0:1", "[::]:1", "10.0.0.7:1", "127.example.org:1"])
-def test_where_others_may_reach_it_a_process_serves_everybody_only_if_that_is_intended(
-    tier: Tier, flags: dict[str, str], listen: str
-) -> None:
+def test_open_listener_requires_tokens_or_consent(tier: Tier, flags: dict[str, str], listen: str) -> None:
+    """A process that others can reach needs tokens, an authenticator or `--allow-anonymous`."""
     open_to_all = {**flags, "listen": listen}
     with pytest.raises(SettingError, match=re.escape(listen)) as caught:
         load_settings(tier, open_to_all, {})

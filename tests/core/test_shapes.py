@@ -60,7 +60,7 @@ def test_every_field_of_a_store_is_described():
     assert StoreSpec.from_document(whole).document().keys() == {*StoreDescription.__struct_fields__}
 
 
-def test_a_schema_requires_what_is_always_written_although_readers_have_a_default():
+def test_a_schema_requires_what_is_always_written():
     schemas = components([reference(HostMetadata), reference(StatusReport), reference(ReplicaRow)])
     assert "process_ids" in schemas["HostMetadata"]["required"]
     assert {"rack", "ceiling"} <= {*schemas["StatusReport"]["required"]}

@@ -10,7 +10,7 @@ def test_a_fresh_commit_claims_nothing_beyond_its_position() -> None:
     assert not committed.restored
 
 
-def test_a_committed_offset_is_kept_by_name_whatever_later_versions_add():
+def test_committed_offset_document_ignores_newer_members():
     offset = CommittedOffset(7, pending_end=9, as_of_epoch_ms={"w": None}, restored=True)
     assert offset.document() == {"position": 7, "pending_end": 9, "as_of_epoch_ms": {"w": None}, "complete": True}
     assert CommittedOffset.from_document({**offset.document(), "of a later version": 1}) == offset

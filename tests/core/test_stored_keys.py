@@ -98,7 +98,7 @@ def test_one_keys_windows_never_interleave_with_anothers(layout: Layout) -> None
 
 @repeatable
 @given(layouts(TIMED_KINDS, least=1))
-def test_a_scan_of_one_keys_prefix_catches_all_its_entries_and_no_other_keys(layout: Layout) -> None:
+def test_prefix_scan_covers_exactly_one_keys_entries(layout: Layout) -> None:
     keys, entries = layout
     wanted = entries[0].plain
     prefix = keys.prefix(wanted)
@@ -110,7 +110,7 @@ def test_a_scan_of_one_keys_prefix_catches_all_its_entries_and_no_other_keys(lay
 
 @repeatable
 @given(layouts(("session",), least=1))
-def test_a_key_and_a_session_end_are_a_prefix_of_the_sessions_that_end_then(layout: Layout) -> None:
+def test_session_end_prefix_covers_exactly_its_sessions(layout: Layout) -> None:
     keys, entries = layout
     plain, (end, _) = entries[0]
     prefix = keys.stored(plain, end)
@@ -131,7 +131,7 @@ def test_user_keys_stay_apart_from_reserved_ones(layout: Layout) -> None:
 
 @repeatable
 @given(layouts(KINDS))
-def test_a_changelog_record_is_stored_under_its_own_key_and_times(layout: Layout) -> None:
+def test_changelog_record_keeps_its_key_and_times(layout: Layout) -> None:
     keys, entries = layout
     for plain, times in entries:
         in_key = times if keys.layout.name in ("window", "session") else ()
@@ -141,7 +141,7 @@ def test_a_changelog_record_is_stored_under_its_own_key_and_times(layout: Layout
         assert keys.from_changelog(changelog_key, timestamp_ms) == keys.stored(plain, *times)
 
 
-def test_windowed_changelog_keys_are_laid_out_as_kafka_writes_them() -> None:
+def test_windowed_changelog_keys_match_kafkas_layout() -> None:
     window = StoredKeys(STORE_KINDS["window"], KEY_CODECS["string"])
     assert window.split_changelog(b"AA" + (1000).to_bytes(8, "big"), 7) == (b"AA", (1000,))
 

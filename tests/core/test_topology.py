@@ -113,7 +113,8 @@ def test_tasks_are_every_partition_of_every_subtopology() -> None:
     assert flights.ordinal_by_store == {"carrier_delays": 0, "departures": 0, "tails": 1, "fleet": 1}
 
 
-def test_the_fingerprint_is_the_same_for_the_same_topology_however_it_is_written() -> None:
+def test_fingerprint_ignores_how_a_topology_is_written() -> None:
+    """Comments and defaults that are written out do not change it."""
     fingerprint = topology().fingerprint
     spelt_out = GOOD.replace(
         'name = "carrier_delays"', 'kind = "key-value"\nname = "carrier_delays"\nkey="string"'
@@ -147,7 +148,7 @@ def test_the_fingerprint_changes_with_what_is_stored(old: str, new: str) -> None
     assert topology(GOOD.replace(old, new)).fingerprint != topology().fingerprint
 
 
-def test_the_fingerprint_changes_when_subtopologies_change_places() -> None:
+def test_fingerprint_changes_with_subtopology_order() -> None:
     head, carriers, aircraft = GOOD.split("[[subtopology]]")
     swapped = "[[subtopology]]".join([head, aircraft, carriers])
     assert topology(swapped).fingerprint != topology().fingerprint
@@ -168,7 +169,8 @@ def test_every_field_of_a_store_survives_its_document() -> None:
     assert StoreSpec.from_document(filled).document() == filled
 
 
-def test_the_state_of_a_query_that_a_store_has_is_its_writers_business_alone() -> None:
+def test_spark_state_is_not_part_of_the_fingerprint() -> None:
+    """The declared state of a query concerns the store's writer alone."""
     declared = topology(
         HEAD + STORE + '[subtopology.store.spark_state]\noperator = 2\nvariable = "seen"\n'
         'on_removal = "keep"\nfields = [{ name = "n", position = 1, function = "count" }, '
@@ -280,9 +282,7 @@ def test_orders_that_cannot_be_are_refused(more: str, said: list[str]) -> None:
         ),
     ],
 )
-def test_a_bad_file_is_refused_naming_the_file_the_place_and_the_remedy(
-    tmp_path: Path, text: str, said: list[str]
-) -> None:
+def test_bad_file_is_refused_with_place_and_remedy(tmp_path: Path, text: str, said: list[str]) -> None:
     path = tmp_path / "topology.toml"
     path.write_text(text)
     with pytest.raises(TopologyError) as caught:

@@ -138,7 +138,8 @@ def test_what_a_query_holds_is_not_in_the_log_of_nginx(serving):
 
 
 @each
-def test_limits_count_the_client_and_not_the_balancer_nor_what_the_client_writes(serving, name):
+def test_limits_count_the_client_behind_the_balancer(serving, name):
+    """Headers that the client writes itself change nothing."""
     front = serving.front(name)
     wait_until(lambda: not any(map(streams, serving.routers)), "the end of other streams")
     with contextlib.ExitStack() as stack:
@@ -164,7 +165,8 @@ def test_limits_count_the_client_and_not_the_balancer_nor_what_the_client_writes
         assert follow(modest) == 200
 
 
-def test_what_helm_test_runs_finds_that_each_partition_has_an_active(serving):
+def test_helm_test_command_requires_an_active_everywhere(serving):
+    """`helm test` succeeds only where each partition has an active."""
     [container] = KUBERNETES["Pod", "forebay-test"]["spec"]["containers"]
     command, *arguments = container["args"]
     assert command == status_command.name

@@ -100,7 +100,7 @@ def test_routers_find_the_workers_by_the_headless_service():
     assert service["publishNotReadyAddresses"] is True
 
 
-def test_a_pods_files_are_where_its_settings_say():
+def test_a_pods_files_are_where_its_settings_name_them():
     settings = settings_of_pod("forebay-worker")
     [container] = PODS["forebay-worker"]["spec"]["containers"]
     mounted = {mount["name"]: Path(mount["mountPath"]) for mount in container["volumeMounts"]}
@@ -339,7 +339,7 @@ def test_a_secret_of_ones_own_holds_the_tokens():
 @pytest.mark.parametrize(
     "own", [{"allow_anonymous": True}, {"auth_tokens_file": "/etc/mine"}, {"authenticator": "by-store"}]
 )
-def test_a_tier_that_is_set_otherwise_requires_none_of_the_charts_tokens(own):
+def test_tier_with_its_own_auth_gets_no_chart_tokens(own):
     for tier, other in (("worker", "router"), ("router", "worker")):
         pods = pods_of(rendered(**{tier: {"settings": own}}))
         settings = settings_of_pod(f"forebay-{tier}", pods)
@@ -382,7 +382,7 @@ def test_a_tier_runs_where_and_with_what_its_owners_wish(tier):
         assert given.items() <= container["resources"][kind].items()
 
 
-def test_clients_address_and_the_workers_volumes_are_as_asked_for():
+def test_service_and_volumes_follow_the_values():
     service = {"type": "LoadBalancer", "port": 8443, "annotations": {"internal": "true"}}
     objects = rendered(
         worker={"replicas": 5, "storage": {"size": "200Gi", "className": "fast"}},
@@ -398,7 +398,8 @@ def test_clients_address_and_the_workers_volumes_are_as_asked_for():
     assert claim["spec"]["resources"] == {"requests": {"storage": "200Gi"}}
 
 
-def test_workers_may_be_closed_to_all_but_routers_and_those_who_are_named():
+def test_network_policy_admits_routers_to_workers():
+    """Other clients are admitted only if the values name them."""
     prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     objects = rendered(release="shop", networkPolicy={"enabled": True, "alsoFrom": [prometheus]})
     pods = pods_of(objects)
@@ -434,7 +435,8 @@ def allowed(policy: dict[str, Any], objects: dict[tuple[str, str], dict[str, Any
     ]
 
 
-def test_routers_may_be_closed_to_all_but_those_who_are_named_and_the_test():
+def test_network_policy_admits_named_clients_to_routers():
+    """The pod of `helm test` is admitted too, and no policy is made where nobody is named."""
     policy = EVERYTHING["NetworkPolicy", "forebay-router"]
     assert allowed(policy, EVERYTHING) == ["forebay-router", "forebay-test"]
     assert allowed(EVERYTHING["NetworkPolicy", "forebay-worker"], EVERYTHING) == [
@@ -448,7 +450,7 @@ def test_routers_may_be_closed_to_all_but_those_who_are_named_and_the_test():
     assert ("NetworkPolicy", "forebay-router") not in rendered(networkPolicy={"enabled": True})
 
 
-def test_routers_follow_their_load_within_what_is_asked_for():
+def test_routers_scale_with_their_load_within_bounds():
     scaling = {"enabled": True, "minReplicas": 3, "maxReplicas": 5, "targetCPUUtilizationPercentage": 60}
     objects = rendered(router={"autoscaling": scaling})
     scaler = objects["HorizontalPodAutoscaler", "forebay-router"]["spec"]
@@ -464,7 +466,7 @@ def test_routers_follow_their_load_within_what_is_asked_for():
     assert metric["resource"]["name"] in container["resources"]["requests"]
 
 
-def test_an_ingress_leads_to_the_clients_address_and_lets_streams_pass():
+def test_ingress_leads_to_routers_and_passes_streams():
     ingress = EVERYTHING["Ingress", "forebay"]
     rules = {rule.get("host"): rule["http"]["paths"] for rule in ingress["spec"]["rules"]}
     assert list(rules) == ["a.example", "b.example"]
@@ -484,7 +486,7 @@ def test_an_ingress_leads_to_the_clients_address_and_lets_streams_pass():
     assert annotations["nginx.ingress.kubernetes.io/backend-protocol"] == "HTTPS"
 
 
-def test_the_test_sends_the_clients_token_and_knows_whom_to_trust():
+def test_helm_test_pod_has_the_token_and_authority():
     def variables(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
         [container] = objects["Pod", "forebay-test"]["spec"]["containers"]
         return {
@@ -513,7 +515,7 @@ def test_a_gateways_route_leads_to_the_clients_address():
     assert backend["port"] == port["port"]
 
 
-def test_prometheus_operator_is_told_where_and_what():
+def test_prometheus_operator_learns_where_and_what_to_scrape():
     monitored = {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}}
     objects = rendered(**monitored)
     assert objects.keys() - KUBERNETES.keys() == {("PodMonitor", "forebay"), ("PrometheusRule", "forebay")}
@@ -533,7 +535,8 @@ def test_prometheus_operator_is_told_where_and_what():
     assert objects["PrometheusRule", "forebay"]["spec"] == yaml.safe_load(alerts)
 
 
-def test_prometheus_operator_gets_a_token_where_tokens_are_required():
+def test_pod_monitor_needs_authorization_with_tokens():
+    """Where routers or workers require tokens, a PodMonitor without one is refused."""
     secret = {"credentials": {"name": "tokens", "key": "prometheus"}}
     values = {"router": {"settings": {"auth_tokens_file": "/etc/forebay/secrets/tokens/file"}}}
     with pytest.raises(HelmError, match=r"podMonitor\.authorization"):

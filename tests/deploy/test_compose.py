@@ -83,7 +83,7 @@ def test_a_build_is_sent_what_is_copied_and_nothing_else():
     assert all(line.startswith(("!", "**/")) for line in others)
 
 
-def test_a_volume_is_mounted_where_the_image_has_a_directory_of_its_user():
+def test_volumes_are_mounted_on_directories_of_the_user():
     # Elsewhere it would belong to root, and nothing could be written to it.
     owned = set(re.search(r"install -d -o forebay -g forebay (.+)$", DOCKERFILE, re.M)[1].split())
     mounts = {volume.split(":")[1] for service in BUILT.values() for volume in service.get("volumes", ())}

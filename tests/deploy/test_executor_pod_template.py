@@ -58,7 +58,7 @@ def test_the_token_is_where_the_setting_says():
     assert settings()["worker_token_file"] == mounts["forebay-tokens"] / item["path"]
 
 
-def test_the_router_is_admitted_where_pod_security_is_restricted():
+def test_router_meets_restricted_pod_security():
     assert sidecar()["securityContext"] == {
         "runAsNonRoot": True,
         "runAsUser": 1000,

@@ -280,13 +280,13 @@ def test_the_alerts_know_the_jobs_that_are_scraped():
 
 
 @pytest.mark.parametrize("path", [ALERTING, PANELS], ids=lambda path: path.name)
-def test_every_metric_asked_for_is_documented(path):
+def test_every_metric_that_is_queried_is_documented(path):
     text = path.read_text()
     # Histograms are documented once for all of their series.
-    asked = {name.removesuffix("_bucket") for name in re.findall(r"\bforebay_\w+", text)}
+    requested = {name.removesuffix("_bucket") for name in re.findall(r"\bforebay_\w+", text)}
     documented = set(re.findall(r"`(forebay_\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
-    assert asked
-    assert asked <= documented
+    assert requested
+    assert requested <= documented
 
 
 def test_the_alerts_fire_when_they_should_and_not_otherwise(tmp_path):
@@ -305,7 +305,7 @@ def test_rates_are_over_what_any_interval_of_scrapes_fits_into():
     assert set(re.findall(r"\[([^][]+)\]\)", PANELS.read_text())) == {"$__rate_interval"}
 
 
-def test_no_alert_waits_for_less_than_from_one_look_to_the_next():
+def test_no_alert_waits_for_less_than_a_scrape_interval():
     for group in yaml.safe_load(ALERTING.read_text())["groups"]:
         for rule in group["rules"]:
             assert seconds(rule.get("for", group["interval"])) >= seconds(group["interval"]), rule["alert"]

@@ -133,7 +133,7 @@ def test_a_refusal_is_the_same_bytes_on_the_hot_path_and_off_it(served, headers,
         assert (b"\r\naccess-control-allow-origin: " in hot) is (origin == [f"Origin: {ORIGIN}"])
 
 
-def test_a_right_token_is_the_same_bytes_on_the_hot_path_and_off_it(served):
+def test_valid_token_answers_alike_on_fast_and_slow_path(served):
     for path in (KEY, "/v1/stores/counts/keys/nobody", "/v1/stores/nope/keys/a"):
 
         def same(path: str = path) -> bool:
@@ -172,16 +172,17 @@ def test_all_but_liveness_readiness_and_identity_wants_a_token(served, path):
 
 
 def test_a_preflight_brings_no_token_and_needs_none(served):
-    asked = {"origin": ORIGIN, "access-control-request-method": "GET"}
-    asked["access-control-request-headers"] = "authorization"
+    requested = {"origin": ORIGIN, "access-control-request-method": "GET"}
+    requested["access-control-request-headers"] = "authorization"
     for address in (served.worker, served.router):
-        answer = httpx.options(f"http://{address}{KEY}", headers=asked)
+        answer = httpx.options(f"http://{address}{KEY}", headers=requested)
         assert answer.status_code == 200
         assert "authorization" in answer.headers["access-control-allow-headers"].lower()
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_of_pipelined_requests_just_those_without_a_token_are_refused(served, seed):
+def test_pipelined_requests_are_refused_one_by_one(served, seed):
+    """Just those without a valid token get a 401, in their place."""
     chance = random.Random(seed)
     headers = [
         [chance.choice([RIGHT, RIGHT, "Authorization: Bearer wrong", "X-Token: none"])]
@@ -197,14 +198,17 @@ def test_of_pipelined_requests_just_those_without_a_token_are_refused(served, se
     assert [int(key[1]) for key in keys if key] == [i for i, lines in enumerate(headers) if RIGHT in lines]
 
 
-def test_the_router_shows_workers_its_own_token_for_every_kind_of_read(served):
+def test_router_sends_workers_its_own_token(served):
+    """Single reads, batches, lists and streams all carry it."""
     # The worker does not take the client's.
     assert get(served.worker, KEY).status_code == 401
     assert get(served.router, KEY).json()["value"] == {"n": 1}
     assert len(get(served.router, "/v1/stores/counts/entries?limit=30").json()["entries"]) == 30
-    asked = {"keys": ["a", "k1", "k2"]}
+    requested = {"keys": ["a", "k1", "k2"]}
     headers = {"authorization": header_of("client")}
-    batch = httpx.post(f"http://{served.router}/v1/stores/counts/batch-get", headers=headers, json=asked).json()
+    batch = httpx.post(
+        f"http://{served.router}/v1/stores/counts/batch-get", headers=headers, json=requested
+    ).json()
     assert [result["value"] for result in batch["results"]] == [{"n": 1}, 1, 2]
     assert first_event(served.router, f"{KEY}/changes", "client").name == "value"
     # A page was read by the router, with its own token.
@@ -215,9 +219,10 @@ def test_the_routers_token_is_not_for_its_clients(served):
     assert get(served.router, KEY, "router").status_code == 401
 
 
-def test_a_router_whose_token_is_refused_is_not_ready_and_says_why_until_the_file_is_right(served):
+def test_router_with_a_rejected_token_is_not_ready(served):
+    """`/readyz` names the setting until the token file is right, and the log names the worker once."""
     router, token = served.refused
-    told = f"the worker {served.worker} refuses this router's status polls with 401"
+    reported = f"the worker {served.worker} refuses this router's status polls with 401"
     wait_until(lambda: "--worker-token-file" in get(router, "/readyz").text, "the reason")
     assert get(router, "/readyz").status_code == 503
     assert get(router, KEY).json()["type"] == "urn:forebay:problem:not-ready"
@@ -227,10 +232,11 @@ def test_a_router_whose_token_is_refused_is_not_ready_and_says_why_until_the_fil
     assert get(router, KEY).status_code == 200
     assert get(router, "/v1/status").json()["auth_rejected_by"] == []
     # However often it was polled.
-    assert served.cluster.logs().count(told) == 1
+    assert served.cluster.logs().count(reported) == 1
 
 
-def test_a_worker_that_refuses_the_router_is_no_fault_of_a_clients(served):
+def test_worker_auth_failure_is_not_the_clients_fault(served):
+    """The client gets `no-replica` and no 401."""
     allowed = served.worker_token.read_text()
     log = f"the worker {served.worker} refuses this router's reads with 401"
     try:
@@ -269,11 +275,11 @@ def test_tokens_change_under_a_running_process(served):
     assert get(router, KEY, "old").status_code == 401
     tokens.write_text("ann\n")
 
-    def told() -> bool:
+    def reported() -> bool:
         assert get(router, KEY, "fresh").status_code == 200
         return f"{tokens} cannot be used: line 1 is neither" in served.cluster.logs()
 
-    wait_until(told, "an error in the log")
+    wait_until(reported, "an error in the log")
 
 
 def test_an_authenticator_of_ones_own_rules_by_path(served):

@@ -34,7 +34,7 @@ def test_a_missing_setting_is_named_with_its_flag_and_variable():
     assert "FOREBAY_TOPOLOGY" in message
 
 
-def test_a_workers_config_file_serves_the_commands_that_look_after_its_log_and_state(cluster, tmp_path):
+def test_worker_config_serves_changelog_and_state_commands(cluster, tmp_path):
     cluster.put("counts", {b"k": b"1"})
     state_dir = tmp_path / "state"
     config = tmp_path / "worker.toml"
@@ -189,7 +189,8 @@ def test_what_is_no_address_of_a_server_is_named(url, status, command):
 
 
 @pytest.mark.parametrize("command", [["query", "s", "k"], ["query", "--windows", "s", "k"], ["status"]])
-def test_who_answers_with_something_else_is_neither_router_nor_worker(tmp_path, command):
+def test_unrelated_http_server_is_named_by_its_status(tmp_path, command):
+    """A command that meets neither a router nor a worker names the address and the status."""
     (tmp_path / "index.html").write_text("<h1>Sign in</h1>")
     address = f"127.0.0.1:{free_port()}"
     host, port = address.split(":")

@@ -94,7 +94,8 @@ def test_an_event_source_shows_a_value_that_changes(cluster: Cluster, tmp_path: 
         serving.join()
 
 
-def test_the_example_of_a_dashboard_follows_a_prefix_over_one_connection(cluster: Cluster, tmp_path: Path) -> None:
+def test_dashboard_example_follows_a_prefix(cluster: Cluster, tmp_path: Path) -> None:
+    """It needs one connection."""
     dashboard = Dashboard()
     dashboard.page = (Path(__file__).parents[2] / "examples" / "dashboard" / "index.html").read_bytes()
     serving = threading.Thread(target=dashboard.serve_forever)

@@ -40,7 +40,8 @@ def serve(cluster: Cluster, tier: str) -> str:
 
 @pytest.mark.parametrize("bound", BOUNDS)
 @pytest.mark.parametrize("path", READS)
-def test_a_read_is_held_to_the_ceiling_however_wide_its_own_bound(strict, path, bound):
+def test_read_is_held_to_the_ceiling(strict, path, bound):
+    """The ceiling applies however wide the request's own bound is."""
     for headers in ({}, ORDINARY):
         answer = httpx.get(f"http://{strict}/v1/stores/{path}?{bound}", headers=headers)
         assert (answer.status_code, answer.json()["type"]) == (412, PROBLEM + "lag-exceeds-tolerance")
@@ -58,7 +59,7 @@ def test_a_batch_and_a_stream_are_held_to_it_too(strict, bound):
     assert first == "event: problem"
 
 
-def test_what_is_within_the_ceilings_is_answered_but_not_beyond_a_stricter_bound(tmp_path):
+def test_stricter_bound_applies_within_the_ceilings(tmp_path):
     wide = ("--record-lag-ceiling", "0", "--time-lag-ceiling-ms", "60000", "--age-ceiling-ms", "60000")
     with running_cluster(tmp_path, worker_options=wide) as cluster:
         router = serve(cluster, "router")
@@ -83,9 +84,10 @@ partitioner = "unknown"
 
 def stated_lag_ms(document: dict[str, Any]) -> int:
     """The largest time lag with which anything is answered."""
-    told = document.get("results", [document])
+    reported = document.get("results", [document])
     return max(
-        (each["lag"]["time_lag_ms"] for each in told if each.get("lag") and each.get("status") != 412), default=0
+        (each["lag"]["time_lag_ms"] for each in reported if each.get("lag") and each.get("status") != 412),
+        default=0,
     )
 
 
@@ -116,7 +118,8 @@ def test_what_waited_for_another_worker_is_held_to_the_ceiling(tmp_path, method,
         assert stated_lag_ms(json.loads(answer.text)) <= 300
 
 
-def test_what_reached_a_router_while_it_was_stopped_is_not_passed_on_as_fresh(tmp_path):
+def test_request_queued_in_a_stopped_router_is_not_fresh(tmp_path):
+    """The time for which a router was stopped counts towards lag and deadline."""
     with running_cluster(tmp_path, topology_text=TWO_STORES) as cluster:
         cluster.put("counts", {key.encode(): b"1" for key in KEYS})
         elsewhere = cluster.topology.stores["elsewhere"]
@@ -128,7 +131,7 @@ def test_what_reached_a_router_while_it_was_stopped_is_not_passed_on_as_fresh(tm
             for _ in range(50):
                 # Its connections to the worker are open, and it knows how fast that is.
                 client.get("counts/keys/k1")
-        asked = [
+        requested = [
             (method, path, body, bound, headers)
             for bound in ("timeout_ms=5000", "timeout_ms=5000&max_time_lag_ms=1000", "timeout_ms=1000")
             for method, path, body in (
@@ -146,24 +149,24 @@ def test_what_reached_a_router_while_it_was_stopped_is_not_passed_on_as_fresh(tm
             url = f"http://{router}/v1/stores/{path}?{bound}"
             return httpx.request(method, url, json=body, headers=headers, timeout=20)
 
-        with ThreadPoolExecutor(len(asked)) as threads:
+        with ThreadPoolExecutor(len(requested)) as threads:
             before = answered(worker)
             cluster.kill(worker, signal.SIGSTOP)
-            answers = threads.map(ask, asked)
-            wait_until(lambda: in_flight(router) == len(asked), "all reads' being under way")
+            answers = threads.map(ask, requested)
+            wait_until(lambda: in_flight(router) == len(requested), "all reads' being under way")
             router_process = cluster.router_process(router)
             router_process.send_signal(signal.SIGSTOP)
             cluster.kill(worker, signal.SIGCONT)
-            wait_until(lambda: answered(worker) >= before + len(asked), "the worker's answers")
+            wait_until(lambda: answered(worker) >= before + len(requested), "the worker's answers")
             cluster.put("counts", {key.encode(): b"2" for key in KEYS})
             cluster.log.append(elsewhere, {0: [(b"a", b"2", 1), (b"nobody", b"2", 1)]}, "w", 10)
             time.sleep(1.1)
             router_process.send_signal(signal.SIGCONT)
-            for case, answer in zip(asked, answers, strict=True):
+            for case, answer in zip(requested, answers, strict=True):
                 document = answer.json()
-                told = document.get("results") or document.get("entries") or [document]
-                lags = [lag["time_lag_ms"] for each in told if (lag := each.get("lag", document.get("lag")))]
-                old = answer.status_code in (200, 404) and any(each.get("value", 1) == 1 for each in told)
+                reported = document.get("results") or document.get("entries") or [document]
+                lags = [lag["time_lag_ms"] for each in reported if (lag := each.get("lag", document.get("lag")))]
+                old = answer.status_code in (200, 404) and any(each.get("value", 1) == 1 for each in reported)
                 assert not old or all(lag > 1_000 for lag in lags), case
                 assert "max_time_lag_ms" not in case[3] or answer.status_code == 412 or max(lags) <= 1_000, case
                 assert "timeout_ms=1000" not in case[3] or "urn:forebay:problem:deadline" in answer.text, case

@@ -163,8 +163,8 @@ def test_what_does_not_change_the_value_is_not_sent_and_lag_is(served, tier):
     with follow(tier("same"), "same") as stream:
         stream.wait_for_value(7)
         cluster.put("counts", {b"same": b"7"})
-        told = len(stream.named("lag"))
-        stream.wait_for(lambda f: len(f.named("lag")) > told + 2, "more lag events")
+        reported = len(stream.named("lag"))
+        stream.wait_for(lambda f: len(f.named("lag")) > reported + 2, "more lag events")
     # Where the stream began before the first write was applied, absence came first.
     assert stream.values.count(7) == 1
     assert stream.named("lag")[-1]["lag"].keys() == {"record_lag", "time_lag_ms", "age_ms"}
@@ -173,7 +173,7 @@ def test_what_does_not_change_the_value_is_not_sent_and_lag_is(served, tier):
     assert stream.offsets[-1] > stream.offsets[0]
 
 
-def test_a_change_wakes_a_stream_that_is_not_due_to_look_for_long(served, tier):
+def test_change_wakes_a_stream_between_lag_events(served, tier):
     cluster, _ = served
     cluster.put("counts", {b"slow": b"1"})
     with follow(tier("slow"), "slow", lag_interval_ms=3_600_000) as stream:
@@ -220,7 +220,8 @@ def test_a_versioned_store_has_a_value_to_follow(tmp_path):
             stream.wait_for_value(2)
 
 
-def test_a_reconnect_is_never_older_than_what_was_seen_on_another_replica_either(served):
+def test_reconnect_to_any_replica_never_goes_back(served):
+    """A replica that is behind the event id reports `position-not-reached`."""
     cluster, router = served
     cluster.put("counts", {b"k": b"10"})
     with follow(router, "k") as stream:
@@ -265,7 +266,8 @@ def test_an_id_of_no_event_is_refused(tier):
     assert (answer.status_code, answer.json()["parameter"]) == (400, "Last-Event-ID")
 
 
-def test_a_tolerance_that_nobody_meets_is_told_and_the_worker_ends_the_router_goes_on(served):
+def test_unmet_tolerance_ends_a_workers_stream(served):
+    """A router reports the problem and the stream goes on."""
     cluster, router = served
     cluster.put("counts", {b"k": b"11"})
     with follow(active(cluster, router, "k"), "k", max_age_ms=0) as stream:
@@ -292,7 +294,8 @@ def test_a_tolerance_is_held_while_the_stream_runs(served):
     assert all(event["lag"]["age_ms"] <= 1500 for event in stream.named("value") + stream.named("lag"))
 
 
-def test_a_log_that_was_replaced_is_told_and_the_new_one_followed(tmp_path):
+def test_replaced_log_is_reported_and_followed(tmp_path):
+    """A worker's stream ends, a router's goes on with the new log, and the old event id is void."""
     with running_cluster(tmp_path) as cluster:
         cluster.put("counts", {b"k": b'"old"'})
         worker = cluster.start_worker()
@@ -339,7 +342,7 @@ def test_more_streams_than_a_process_takes_on_are_refused(tmp_path, tier_name):
         wait_until(lambda: open_streams(address) == open_streams(worker) == 0, "the end of all streams")
 
 
-def test_a_follower_that_waits_ends_when_another_thread_closes_it(served):
+def test_waiting_changes_end_when_another_thread_closes(served):
     _, router = served
     with Client(f"http://{router}") as client:
         changes = client.changes("counts", "nobody")
@@ -352,7 +355,7 @@ def test_a_follower_that_waits_ends_when_another_thread_closes_it(served):
         changes.close()
 
 
-def test_a_follower_leaves_a_router_that_has_no_place_or_no_workers_for_one_that_has(tmp_path):
+def test_changes_leave_a_full_router_or_one_without_workers(tmp_path):
     with running_cluster(tmp_path) as cluster:
         cluster.put("counts", {b"a": b"1"})
         cluster.start_workers(1)
@@ -393,7 +396,7 @@ def open_streams(address: str) -> int:
     return next(int(float(line.split()[-1])) for line in lines if "event_streams " in line and line[0] != "#")
 
 
-def test_a_process_that_shuts_down_ends_its_streams_and_a_router_moves_them(tmp_path):
+def test_shutdown_ends_streams_and_routers_move_theirs(tmp_path):
     with running_cluster(tmp_path, worker_options=("--drain-ms", "3000")) as cluster:
         cluster.put("counts", {b"k": b"1"})
         cluster.start_workers(2)
@@ -407,7 +410,7 @@ def test_a_process_that_shuts_down_ends_its_streams_and_a_router_moves_them(tmp_
             direct.wait_for(lambda f: f.ended.is_set(), "the end")
             assert cluster.workers[leaving].poll() is None
             assert direct.named("problem")[-1]["type"] == PROBLEM + "not-ready"
-            stream.wait_for(lambda f: f.events[-1].name != "problem" and told_by(f) != leaving, "another host")
+            stream.wait_for(lambda f: f.events[-1].name != "problem" and reported_by(f) != leaving, "another host")
             cluster.put("counts", {b"k": b"2"})
             stream.wait_for_value(2)
             assert stream.named("problem") == []
@@ -420,12 +423,13 @@ def test_a_process_that_shuts_down_ends_its_streams_and_a_router_moves_them(tmp_
         assert stream.named("problem")[-1]["type"] == PROBLEM + "not-ready"
 
 
-def told_by(stream: Follower) -> str:
+def reported_by(stream: Follower) -> str:
     host: str = document(stream.events[-1])["host"]
     return host
 
 
-def test_a_router_that_knows_no_worker_yet_says_so_and_serves_once_there_is_one(cluster):
+def test_stream_waits_at_a_router_without_workers(cluster):
+    """The router reports a problem and serves the value once there is a worker."""
     address = f"127.0.0.1:{free_port()}"
     cluster.workers[address] = None
     router = cluster.start_router(ready=False)
@@ -438,7 +442,8 @@ def test_a_router_that_knows_no_worker_yet_says_so_and_serves_once_there_is_one(
 
 
 @pytest.mark.chaos
-def test_a_stream_survives_the_loss_of_its_worker_while_records_are_written(tmp_path):
+def test_stream_survives_its_workers_loss(tmp_path):
+    """Records are written meanwhile, and values and offsets never go back."""
     with running_cluster(tmp_path) as cluster:
         cluster.put("counts", {b"k": b"0"})
         cluster.start_workers(2)
@@ -472,11 +477,12 @@ def test_a_stream_leaves_a_worker_that_hangs(tmp_path):
             cluster.kill(hung, signal.SIGSTOP)
             cluster.put("counts", {b"k": b"2"})
             stream.wait_for_value(2)
-            assert told_by(stream) != hung
+            assert reported_by(stream) != hung
 
 
 @pytest.mark.chaos
-async def test_hundreds_of_streams_are_back_soon_after_all_workers_were_away(tmp_path):
+async def test_hundreds_of_streams_recover_after_an_outage(tmp_path):
+    """All workers were stopped for a while."""
     keys = [f"k{n}" for n in range(300)]
     with running_cluster(tmp_path) as cluster:
         cluster.put("counts", {key.encode(): b'"before"' for key in keys})
@@ -521,7 +527,8 @@ def test_a_hot_key_is_conflated_and_its_last_value_arrives(served):
     assert stream.values[1:] == sorted(stream.values[1:])
 
 
-def test_a_client_that_does_not_read_costs_no_memory_and_then_gets_the_newest(served):
+def test_unread_stream_is_conflated_to_the_newest_value(served):
+    """A client that does not read costs no memory."""
     cluster, router = served
     host, port = active(cluster, router, "big").split(":")
     with socket.socket() as slow:
@@ -561,7 +568,8 @@ def test_streams_may_be_read_by_other_origins(tmp_path):
             assert response.headers["access-control-allow-origin"] == origin
 
 
-def test_the_command_line_prints_a_document_a_change_until_it_is_interrupted(served):
+def test_query_follow_prints_each_change(served):
+    """It ends when it is interrupted, and prints a problem where the request is refused."""
     cluster, router = served
     cluster.put("numbers", {(7).to_bytes(8, "big"): b'"seven"'})
     command = [sys.executable, "-m", "forebay", "query", "--follow", "--url", f"http://{router}"]

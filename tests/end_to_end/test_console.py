@@ -62,7 +62,8 @@ def shows(text: str, selector: str = "body") -> str:
     return f"(document.querySelector({json.dumps(selector)})?.innerText ?? '').includes({json.dumps(text)})"
 
 
-def test_it_shows_what_is_served_and_a_fail_over_without_a_reload(cluster: Cluster, tmp_path: Path) -> None:
+def test_console_shows_stores_and_a_failover_live(cluster: Cluster, tmp_path: Path) -> None:
+    """The page needs no reload."""
     cluster.put("counts", {b"k%d" % n: b'{"n": %d}' % n for n in range(40)})
     workers = cluster.start_workers(3)
     router = cluster.start_router()
@@ -161,9 +162,8 @@ def test_keys_lists_and_streams_are_read_with_their_figures(tmp_path: Path) -> N
             page.wait_for(shows('"start_ms": 5000', "#key-answer pre"), "a window")
 
 
-def test_a_tolerance_shows_who_would_answer_and_what_would_have_been_refused(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_tolerance_shows_candidates_and_rejected_reads(cluster: Cluster, tmp_path: Path) -> None:
+    """The page shows who would answer within a bound and which reads it would have rejected."""
     cluster.put("counts", {b"k": b"1"})
     cluster.start_workers(2)
     router = cluster.start_router()
@@ -232,7 +232,8 @@ def test_a_worker_shows_its_own_replicas(cluster: Cluster, tmp_path: Path) -> No
         assert all(first in label and second not in label for label in labels(page))
 
 
-def test_the_page_is_open_to_allowed_hosts_only_and_lets_nothing_else_load(cluster: Cluster) -> None:
+def test_page_is_for_allowed_hosts_and_loads_only_itself(cluster: Cluster) -> None:
+    """The content security policy lets the page load nothing from elsewhere."""
     worker = cluster.start_worker()
     answer = httpx.get(f"http://{worker}/console")
     policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
@@ -255,7 +256,8 @@ def axe_violations(page: Page) -> list[Any]:
 @pytest.mark.skipif(
     AXE is None, reason="NO ACCESSIBILITY TESTED: axe-core is missing; scripts/test gets it by npm"
 )
-def test_it_is_accessible_in_both_themes_on_a_phone_and_by_keyboard(cluster: Cluster, tmp_path: Path) -> None:
+def test_console_is_accessible_by_keyboard_and_on_a_phone(cluster: Cluster, tmp_path: Path) -> None:
+    """In both themes axe finds no violation."""
     assert AXE is not None
     cluster.put("counts", {b"k": b"1"})
     workers = cluster.start_workers(2)

@@ -202,7 +202,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     phases=[Phase.generate],
 )
 @given(data=st.data())
-def test_whatever_is_asked_the_answer_is_the_models(service, data):
+def test_whatever_the_request_the_answer_is_the_models(service, data):
     service.examples += 1
     if service.examples == EXAMPLES // 2:
         service.cluster.kill(next(iter(service.cluster.workers)))

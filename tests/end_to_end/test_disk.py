@@ -98,7 +98,8 @@ def test_another_worker_is_active_while_the_disk_is_full(disk, tmp_path):
         wait_until(lambda: cluster.roles(router, "counts") == before, "the roles from before", 30)
 
 
-def test_a_worker_that_starts_on_a_full_disk_waits_for_room_and_rebuilds_nothing(disk, tmp_path):
+def test_worker_started_on_a_full_disk_waits_for_room(disk, tmp_path):
+    """No store is rebuilt."""
     with worker_on(disk, tmp_path) as (cluster, address):
         cluster.kill(address)
         filler = fill(disk)

@@ -30,7 +30,8 @@ _FIRST = Path("examples/enrichment/departures/departures.json")
 
 
 @pytest.mark.spark
-def test_a_stream_on_executors_is_enriched_within_a_bound_and_goes_on_when_a_worker_dies(tmp_path):
+def test_enrichment_survives_a_worker_loss_within_its_bound(tmp_path):
+    """A stream on Spark executors reads through a router on a Unix socket."""
     departures = write_departures(tmp_path / "departures")
     with running_cluster(tmp_path, topology_text=TOPOLOGY) as cluster:
         cluster.put("carrier_delays", {carrier.encode(): value for carrier, value in DELAYS.items()})

@@ -79,7 +79,8 @@ def served(cluster: Cluster, workers: int, *options: str) -> str:
     return router
 
 
-def test_no_read_fails_when_the_active_is_killed_and_the_standby_becomes_active(cluster):
+def test_active_killed_fails_no_read(cluster):
+    """The standby answers until it is promoted."""
     router = served(cluster, 3, "--standby-rebuild-delay-ms", "2000")
     killed = cluster.active_for(router, "counts", "k1")
     with Load(f"http://{router}/v1/stores/counts/keys/k1?max_record_lag=1000") as load:
@@ -94,7 +95,8 @@ def test_no_read_fails_when_the_active_is_killed_and_the_standby_becomes_active(
     assert load.slowest_ms < HEDGE_ALLOWANCE_MS
 
 
-def test_require_active_is_refused_until_there_is_an_active_again_and_never_answered_by_another(cluster):
+def test_require_active_is_rejected_during_a_failover(cluster):
+    """No standby answers in place of the active."""
     router = served(cluster, 2)
     killed = cluster.active_for(router, "counts", "k1")
     with Load(f"http://{router}/v1/stores/counts/keys/k1?require_active=true") as load:
@@ -108,7 +110,8 @@ def test_require_active_is_refused_until_there_is_an_active_again_and_never_answ
     assert {role for _, status, role in load.answers if status == 200} == {"active"}
 
 
-def test_a_stopped_worker_costs_no_read_and_wakes_as_standby_with_honest_lag(cluster):
+def test_stopped_worker_costs_no_read(cluster):
+    """It wakes as a standby and states its true lag."""
     router = served(cluster, 2)
     stopped = cluster.active_for(router, "counts", "k1")
     url = f"http://{router}/v1/stores/counts/keys/k1"
@@ -138,7 +141,7 @@ def test_a_stopped_worker_costs_no_read_and_wakes_as_standby_with_honest_lag(clu
     )
 
 
-def test_a_rolling_restart_fails_no_read_and_restores_nothing_from_the_beginning(cluster):
+def test_rolling_restart_fails_no_read_and_restores_nothing(cluster):
     router = served(cluster, 3)
     with Load(f"http://{router}/v1/stores/counts/keys/k1") as load:
         for address in list(cluster.workers):
@@ -179,7 +182,8 @@ def released_some(router: str, worker: str) -> bool:
     return held < {(row["store"], row["partition"]) for row in lags}
 
 
-def test_a_restarted_worker_serves_what_it_has_before_it_has_joined(tmp_path):
+def test_restarted_worker_serves_before_it_joins(tmp_path):
+    """It answers from its state directory before it is a member of the group."""
     with running_cluster(tmp_path) as cluster:
         restarted_without_group(cluster)
 
@@ -220,7 +224,8 @@ def test_a_replaced_log_is_never_lag_zero_of_the_old_one(cluster):
     assert httpx.get(url).json()["value"] == "new log"
 
 
-def test_a_router_keeps_serving_from_its_last_map_and_another_one_learns_the_same(cluster):
+def test_router_serves_from_its_last_map(cluster):
+    """A second router learns the same map, and the first seed may be gone."""
     router = served(cluster, 2)
     second = cluster.start_router()
 
@@ -244,7 +249,8 @@ def test_a_router_without_workers_lives_but_is_not_ready(cluster):
     assert answer.json()["type"] == "urn:forebay:problem:not-ready"
 
 
-def test_many_reads_at_a_worker_that_has_just_hung_are_all_answered(cluster):
+def test_many_reads_at_a_hung_worker_are_answered(cluster):
+    """There are more reads than the hedge budget lets through."""
     router = served(cluster, 2)
     stopped = cluster.active_for(router, "counts", "k1")
     # More than the budget of hedges lets through, and none of them a plain read of one key.

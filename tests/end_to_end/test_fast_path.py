@@ -215,7 +215,7 @@ def test_the_same_bytes_of_a_batch_as_the_route(served, store, query, origin):
             wait_until(same, f"the same bytes from {address} for {body[:20]}", 5)
 
 
-def test_a_batch_among_other_requests_of_a_connection_is_answered_in_its_turn(served):
+def test_pipelined_batch_is_answered_in_its_turn(served):
     _, worker, router = served
     batch = post("/v1/stores/counts/batch-get", '{"keys": ["k2", "k3"]}')
     keys = [request(f"/v1/stores/counts/keys/k{n}") for n in range(8)]
@@ -235,7 +235,7 @@ UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "HTTP2-Settings: AAEAAEAA", "U
 
 
 @pytest.mark.parametrize("cut", [0, 30, 160, -10])
-def test_who_offers_to_speak_another_protocol_is_answered_in_this_one(served, cut):
+def test_protocol_upgrade_is_answered_in_http_1_1(served, cut):
     _, worker, router = served
     sent = post("/v1/stores/counts/batch-get", '{"keys": ["k1", "k2"]}', *UPGRADE)
     sent += request("/v1/stores/counts/keys/k3", *UPGRADE) + request("/v1/stores/counts/keys/k4")
@@ -244,7 +244,7 @@ def test_who_offers_to_speak_another_protocol_is_answered_in_this_one(served, cu
         assert re.findall(rb'"key":"(\w+)"', b"".join(found)) == [b"k1", b"k2", b"k3", b"k4"]
 
 
-def test_a_target_that_is_not_escaped_is_told_so(served):
+def test_a_target_that_is_not_escaped_is_refused_by_name(served):
     _, worker, router = served
     for address in (worker, router):
         (answer,) = exchange(
@@ -263,7 +263,7 @@ def test_an_allowed_origin_may_read_the_lag_and_another_may_not(served):
             assert b"Forebay-Record-Lag" in answer
 
 
-def test_what_is_no_http_is_told_so_as_a_problem(served):
+def test_what_is_no_http_is_answered_with_a_problem(served):
     _, worker, router = served
     for address in (worker, router):
         (answer,) = exchange(address, b"GET /v1/stores HTTP/9 nonsense\r\n\r\n", 1)
@@ -333,7 +333,7 @@ def test_a_deadline_that_is_no_number_is_not_heeded(served, deadline):
         assert answer.startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_worker_that_drains_answers_every_read_of_many_at_once(tmp_path):
+def test_draining_worker_answers_every_pipelined_read(tmp_path):
     with running_cluster(tmp_path) as cluster:
         cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(50)})
         (worker,) = cluster.start_workers(1, "--drain-ms", "20000")
@@ -398,14 +398,15 @@ def test_a_miss_of_a_key_that_reads_like_a_problem_is_a_miss(served):
 def test_a_preflight_that_is_refused_is_a_problem(served):
     _, worker, router = served
     for address in (worker, router):
-        asked = {"Origin": "https://b.example", "Access-Control-Request-Method": "GET"}
-        answer = httpx.options(f"http://{address}{PATHS[0]}", headers=asked)
+        requested = {"Origin": "https://b.example", "Access-Control-Request-Method": "GET"}
+        answer = httpx.options(f"http://{address}{PATHS[0]}", headers=requested)
         assert answer.status_code == 400
         assert answer.headers["content-type"] == "application/problem+json"
         assert "access-control-allow-origin" not in answer.headers
 
 
-def test_an_answer_that_waits_for_an_earlier_one_is_as_old_as_it_is_when_it_is_sent(tmp_path):
+def test_delayed_answer_states_its_age_at_sending(tmp_path):
+    """An answer that waits for an earlier one on its connection counts the wait in lag and deadline."""
     with running_cluster(tmp_path, worker_options=("--num-standby-replicas", "0")) as cluster:
         cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(50)})
         hangs, well = cluster.start_workers(2)

@@ -39,7 +39,8 @@ def read(address: str, key: str) -> tuple[int, str, object]:
     return answer.status_code, answer.headers.get("forebay-role", ""), answer.json().get("value")
 
 
-def test_workers_of_differing_topologies_serve_what_they_hold_and_say_why(cluster, tmp_path):
+def test_differing_topologies_are_reported(cluster, tmp_path):
+    """The workers serve what they hold and name the remedy."""
     other = tmp_path / "other.toml"
     other.write_text(cluster.topology_text.replace('[[subtopology.store]]\nname = "numbers"\nkey = "int64"\n', ""))
     cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(20)})
@@ -129,7 +130,7 @@ def on_terminal(*arguments: str) -> Iterator[Terminal]:
         os.close(ours)
 
 
-def test_status_watch_shows_changes_as_they_happen_and_ends_cleanly(cluster):
+def test_status_watch_shows_changes_and_ends_cleanly(cluster):
     cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(20)})
     first = cluster.start_worker()
     router = cluster.start_router()
@@ -176,7 +177,8 @@ def test_standbys_are_on_another_rack_than_their_active(cluster, named):
         assert sorted(racks[host] for host in hosts) == ["a", "b"]
 
 
-def test_the_replicas_of_a_worker_that_does_not_return_are_built_elsewhere_at_once(cluster):
+def test_replicas_of_a_non_returning_worker_move_at_once(cluster):
+    """A worker with `--returns false` is not waited for."""
     beside = cluster.start_worker(None, "--returns", "false", ready=False)
     cluster.start_workers(2)
     router = cluster.start_router()
@@ -192,7 +194,7 @@ def test_the_replicas_of_a_worker_that_does_not_return_are_built_elsewhere_at_on
     cluster.wait_settled(router)
 
 
-def test_a_new_worker_is_ready_once_it_holds_what_it_is_assigned_and_not_before(either_cluster):
+def test_new_worker_is_ready_once_its_tasks_are_restored(either_cluster):
     cluster = either_cluster
     cluster.put("counts", {b"k%d" % i: b"1" for i in range(100)})
     cluster.start_worker()

@@ -54,7 +54,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_the_flag_is_on_every_command_that_prints_a_result_and_each_is_documented():
+def test_every_command_with_a_result_documents_json():
     flagged = {words for words, command in leaves(commands) if "--json" in options(command)}
     assert flagged == {words for words, _ in leaves(commands)} - RUN_UNTIL_STOPPED
     assert MEMBERS.keys() == flagged

@@ -67,7 +67,8 @@ def status(address: str) -> dict[str, Any]:
     return dict(httpx.get(f"http://{address}/v1/status").json())
 
 
-def test_reads_go_on_while_the_broker_is_down_and_nothing_is_lost_or_doubled_after(cluster, broker):
+def test_broker_outage_stops_no_read_and_loses_nothing(cluster, broker):
+    """No record is applied twice after the outage, and lag grows during it."""
     put_all(cluster, "old")
     first, second = cluster.start_workers(2)
     router = cluster.start_router()
@@ -116,7 +117,7 @@ def on_disk(address: str) -> bool:
         return False
 
 
-def test_a_topic_made_anew_is_read_though_the_old_ones_leaders_had_moved(cluster, broker):
+def test_recreated_topic_is_read_after_a_leader_change(cluster, broker):
     put_all(cluster, "old")
     worker = cluster.start_worker()
     broker.kill()
@@ -167,7 +168,8 @@ def produce(cluster: Cluster, keys: list[str], value: bytes) -> None:
     assert producer.flush(30) == 0
 
 
-def test_a_worker_started_before_the_broker_makes_its_topics_and_serves_once_there_is_one(broker, tmp_path):
+def test_worker_started_before_the_broker_creates_topics(broker, tmp_path):
+    """It serves once the broker is there."""
     with running_cluster(tmp_path, kafka=broker.url) as cluster:
         topic = cluster.topology.stores["counts"].topic
         admin = AdminClient(cluster.changelog.kafka.librdkafka())
@@ -221,7 +223,8 @@ COMPACTED_AT_ONCE = {
 }
 
 
-def test_a_restore_in_bulk_from_a_log_that_is_being_compacted_ends_in_the_right_content(broker, tmp_path):
+def test_bulk_restore_survives_concurrent_compaction(broker, tmp_path):
+    """The restored content is what was written last."""
     keys, rounds = 20_000, 5
     with running_cluster(tmp_path, kafka=broker.url, topology_text=TOPOLOGY_OF_ONE.format(more="")) as cluster:
         topic = cluster.topology.stores["counts"].topic
@@ -276,7 +279,8 @@ name = "counts"
 """
 
 
-def test_keys_that_other_producers_place_are_found_wherever_they_are(kafka_cluster):
+def test_other_producers_murmur2_keys_are_found(kafka_cluster):
+    """Keys that librdkafka and Kafka's own producer wrote are in the expected partitions."""
     cluster = kafka_cluster
     topic = cluster.topology.stores["counts"].topic
     servers = cluster.changelog.kafka.bootstrap_servers
@@ -300,7 +304,8 @@ def test_keys_that_other_producers_place_are_found_wherever_they_are(kafka_clust
     assert read(router, "c-1").status_code == 404
 
 
-def test_keys_that_another_partitioner_placed_are_no_silent_misses(kafka_cluster):
+def test_keys_of_another_partitioner_are_no_silent_misses(kafka_cluster):
+    """A miss is `partitioner-mismatch`."""
     cluster = kafka_cluster
     topic = cluster.topology.stores["counts"].topic
     producer = Producer(cluster.changelog.kafka.librdkafka(partitioner="consistent_random"))
@@ -317,7 +322,8 @@ def test_keys_that_another_partitioner_placed_are_no_silent_misses(kafka_cluster
     assert (missed.status_code, missed.json()["type"]) == (503, refusal)
 
 
-def test_a_foreign_store_stops_before_a_bad_record_and_goes_on_once_it_may_skip(kafka_url, tmp_path):
+def test_external_store_stops_at_a_bad_record(kafka_url, tmp_path):
+    """It goes on once it may skip such records, which are counted."""
     text = TOPOLOGY_OF_ONE.format(more="external = true\naccept_uncompacted = true")
     with running_cluster(tmp_path, kafka=kafka_url, topology_text=text) as cluster:
         # Into a compacted topic the broker lets no record without a key.
@@ -351,7 +357,8 @@ def metric(address: str, name: str, **labels: str) -> float:
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{{shown}}}"))
 
 
-def test_an_open_transaction_of_another_producer_shows_as_time_lag(kafka_cluster):
+def test_open_transaction_shows_as_time_lag(kafka_cluster):
+    """The transaction is of another producer, and a line of log names it."""
     cluster = kafka_cluster
     put_all(cluster, "old")
     spec = cluster.topology.stores["counts"]
@@ -405,9 +412,9 @@ def test_topics_are_made_and_refused_by_command(kafka_cluster):
     made = kafka_cluster.directory / "made.toml"
     own = f"{kafka_cluster.topology.application_id}-made"
     made.write_text(TOPOLOGY_OF_ONE.format(more="").replace('"test"', f'"{own}"'))
-    told = forebay(kafka_cluster, "topology", "apply", topology=made).stdout
-    assert f"counts: {own}-counts-changelog, 1 partitions" in told
-    assert f"the workers' assignments: {own}-assignments, 1 partition" in told
+    reported = forebay(kafka_cluster, "topology", "apply", topology=made).stdout
+    assert f"counts: {own}-counts-changelog, 1 partitions" in reported
+    assert f"the workers' assignments: {own}-assignments, 1 partition" in reported
     assert kafka_cluster.changelog.end_offsets([TopicPartition(f"{own}-assignments", 0)])
     assert kafka_cluster.changelog.end_offsets([TopicPartition(f"{own}-counts-changelog", 0)])
     made.write_text(made.read_text().replace("partitions = 1", "partitions = 2"))
@@ -417,7 +424,7 @@ def test_topics_are_made_and_refused_by_command(kafka_cluster):
     assert "Traceback" not in refused.stderr
 
 
-def test_logs_are_listed_and_reset_and_writers_retired_by_command(kafka_cluster):
+def test_changelog_commands_list_reset_and_retire(kafka_cluster):
     cluster = kafka_cluster
     put_all(cluster, "old")
     cluster.put("counts", {b"k1": b'"gone"'}, writer="gone")

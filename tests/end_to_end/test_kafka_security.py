@@ -97,7 +97,8 @@ def cluster(broker: Broker, directory: Path, tmp_path: Path) -> Iterator[Cluster
         yield cluster
 
 
-def test_log_and_group_are_carried_by_clients_that_show_who_they_are(cluster):
+def test_log_and_group_work_over_authenticated_clients(cluster):
+    """A failover works, and no log shows the password."""
     cluster.put("latest", {b"k%d" % i: b'{"n":%d}' % i for i in range(50)})
     first, second = cluster.start_workers(2)
     router = cluster.start_router()
@@ -148,7 +149,7 @@ def test_the_sink_writes_as_who_the_url_says(spark, cluster, tmp_path):
         ({"ssl_certificate_location": "", "ssl_key_location": ""}, "certificate"),
     ],
 )
-def test_who_is_refused_is_told_why_and_no_secret_is_shown(broker, directory, tmp_path, changed, why):
+def test_a_refusal_has_its_reason_and_shows_no_secret(broker, directory, tmp_path, changed, why):
     topology = tmp_path / "topology.toml"
     topology.write_text(TOPOLOGY)
     refused = subprocess.run(

@@ -11,7 +11,7 @@ from tests.support.cluster import free_port, running_cluster, wait_until
 from tests.support.commands import forebay
 
 
-def test_a_query_prints_numbers_and_halves_of_surrogates_as_they_are(cluster):
+def test_query_prints_long_numbers_and_surrogates_unchanged(cluster):
     cluster.put("counts", {b"a": b"12345678901234567.12", b"b": b'"\\ud800"'})
     cluster.start_worker()
     router = cluster.start_router()
@@ -35,7 +35,7 @@ def test_a_status_that_is_watched_goes_to_a_pipe_too(cluster):
         watching.kill()
 
 
-def test_a_query_lists_sessions_and_versions_and_goes_back_in_time(tmp_path):
+def test_query_lists_sessions_and_versions_as_of_a_time(tmp_path):
     stores = (
         ("visits", "session", "gap_ms = 1000\nretention_ms = 100000"),
         ("prices", "versioned", "history_retention_ms = 86400000"),
@@ -50,21 +50,21 @@ def test_a_query_lists_sessions_and_versions_and_goes_back_in_time(tmp_path):
         cluster.put("prices", {b"tea": b"2"})
         address = cluster.start_worker()
 
-        def asked(*arguments: str) -> dict[str, Any]:
+        def requested(*arguments: str) -> dict[str, Any]:
             done = forebay("query", *arguments, "--url", f"http://{address}")
             return {**json.loads(done.stdout), "ended": done.returncode}
 
-        assert [visit["value"] for visit in asked("visits", "ann", "--sessions")["sessions"]] == ["shop"]
-        first, second = asked("--versions", "prices", "tea")["versions"]
+        assert [visit["value"] for visit in requested("visits", "ann", "--sessions")["sessions"]] == ["shop"]
+        first, second = requested("--versions", "prices", "tea")["versions"]
         assert (first["value"], second["value"]) == (1, 2)
-        assert asked("prices", "tea", "--as-of", str(second["valid_from_ms"] - 1))["value"] == 1
-        assert asked("prices", "tea", "--as-of", "1990-01-01T00:00:00Z")["ended"] == 1
-        [visit] = asked("visits", "--sessions", "--from", "4500")["sessions"]
+        assert requested("prices", "tea", "--as-of", str(second["valid_from_ms"] - 1))["value"] == 1
+        assert requested("prices", "tea", "--as-of", "1990-01-01T00:00:00Z")["ended"] == 1
+        [visit] = requested("visits", "--sessions", "--from", "4500")["sessions"]
         assert (visit["key"], visit["value"]) == ("ann", "shop")
-        assert asked("visits", "--sessions", "--to", "1970-01-01T00:00:03Z")["sessions"] == []
-        (newest,) = asked("prices", "tea", "--versions", "--reverse", "--limit", "1")["versions"]
+        assert requested("visits", "--sessions", "--to", "1970-01-01T00:00:03Z")["sessions"] == []
+        (newest,) = requested("prices", "tea", "--versions", "--reverse", "--limit", "1")["versions"]
         assert newest == second
-        assert asked("prices")["type"] == "urn:forebay:problem:wrong-store-kind"
+        assert requested("prices")["type"] == "urn:forebay:problem:wrong-store-kind"
 
 
 def test_entries_are_listed_page_by_page(cluster):
@@ -88,8 +88,8 @@ def test_entries_are_listed_page_by_page(cluster):
 def test_zero_is_a_bound(cluster):
     cluster.put("counts", {b"a": b"1"})
     address = cluster.start_worker()
-    asked = ("query", "counts", "a", "--url", f"http://{address}", "--max-age-ms", 0)
-    done = forebay(*asked)
+    requested = ("query", "counts", "a", "--url", f"http://{address}", "--max-age-ms", 0)
+    done = forebay(*requested)
     assert (done.returncode, json.loads(done.stdout)["type"]) == (1, "urn:forebay:problem:lag-exceeds-tolerance")
 
 
@@ -130,7 +130,8 @@ def check(url: str, *bounds: object) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_a_check_names_every_partition_without_an_active_within_the_bounds(cluster):
+def test_check_names_partitions_without_an_active(cluster):
+    """An active must be within the bounds."""
     worker = f"127.0.0.1:{free_port()}"
     router = cluster.start_router("--seeds", worker, ready=False)
     [not_ready] = check(router)
@@ -167,11 +168,11 @@ def test_a_status_says_what_is_wrong_and_the_remedy(cluster):
     cluster.kill(worker, signal.SIGKILL)
     shown = ""
 
-    def told() -> bool:
+    def reported() -> bool:
         nonlocal shown
         shown = forebay("status", "--url", f"http://{router}").stdout
         return f"error: The worker {worker} does not answer. Start it again." in shown
 
-    wait_until(told, "word of the worker being away")
+    wait_until(reported, "word of the worker being away")
     document = json.loads(forebay("status", "--json", "--url", f"http://{router}").stdout)
     assert "worker-silent" in [finding["kind"] for finding in document["findings"]]

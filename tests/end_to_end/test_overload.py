@@ -56,7 +56,8 @@ def waiting_reads(cluster: Cluster, router: str, worker: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("headers", [{}, ORDINARY], ids=["hot", "ordinary"])
-def test_a_full_worker_is_passed_over_and_a_read_that_only_it_could_answer_is_refused_at_once(cluster, headers):
+def test_full_worker_is_skipped(cluster, headers):
+    """A read that only the full worker could answer is refused at once as overloaded."""
     router = served(cluster, 2, "--max-in-flight-per-worker", str(MOST))
     active = cluster.active_for(router, "counts", "k1")
     with waiting_reads(cluster, router, active):
@@ -68,7 +69,8 @@ def test_a_full_worker_is_passed_over_and_a_read_that_only_it_could_answer_is_re
     assert read(router, headers, require_active="true").json()["value"] == "newer"
 
 
-def test_a_client_that_does_not_read_its_list_gives_its_place_back(cluster):
+def test_unread_list_gives_its_place_back(cluster):
+    """A client that does not read its list stops counting as in flight."""
     cluster.put("counts", {b"big%d" % i: b'"%b"' % (b"x" * 20_000) for i in range(1_000)})
     router = served(cluster, 1, "--max-in-flight", "1")
     host, port = router.split(":")
@@ -118,7 +120,7 @@ def test_a_router_with_all_that_it_takes_on_refuses_at_once(cluster, headers):
 
 
 @pytest.mark.chaos
-def test_a_worker_that_was_stopped_is_probed_before_it_gets_its_share_again(cluster):
+def test_resumed_worker_is_probed_before_its_full_share(cluster):
     router = served(cluster, 2)
     stopped = cluster.active_for(router, "counts", "k1")
     cluster.kill(stopped, signal.SIGSTOP)

@@ -110,7 +110,7 @@ def test_metrics_are_summed_over_all_processes(router):
 
 
 @pytest.mark.chaos
-def test_a_process_that_dies_is_replaced_and_what_it_counted_stays(router):
+def test_dead_process_is_replaced_and_its_counters_stay(router):
     for _ in range(TRIES):
         get(router)
     counted, before = reads_counted(router), children(router)
@@ -129,7 +129,7 @@ def test_a_process_that_dies_is_replaced_and_what_it_counted_stays(router):
 
 
 @pytest.mark.chaos
-def test_a_process_that_takes_the_place_of_another_is_asked_only_once_it_is_ready(served, router):
+def test_successor_process_gets_requests_once_ready(served, router):
     wait_until(lambda: get(router, "/readyz").status_code == 200, "readiness")
     victim, survivor = sorted(children(router))
     (worker,) = served.workers.values()
@@ -160,7 +160,7 @@ def clients_of_one_process(router: str, count: int, stack: contextlib.ExitStack)
 
 
 @pytest.mark.chaos
-def test_a_process_that_hangs_is_told_of_and_its_counters_stay(router):
+def test_a_process_that_hangs_is_reported_and_its_counters_stay(router):
     for _ in range(TRIES):
         get(router)
     counted = reads_counted(router)
@@ -181,7 +181,7 @@ def test_a_process_that_hangs_is_told_of_and_its_counters_stay(router):
         wait_until(lambda: clients[0].get("/readyz").status_code == 200, "readiness")
 
 
-def test_a_router_that_is_told_to_end_drains_first_and_leaves_nothing(served, routers):
+def test_terminated_router_drains_and_leaves_nothing(served, routers):
     router = routers["drained"]
     before = children(router)
     begun = time.monotonic()
@@ -235,7 +235,8 @@ def test_an_address_in_use_is_refused_to_a_second_router(router, processes):
     assert get(router).status_code == 200
 
 
-def test_a_router_whose_processes_cannot_start_says_why_and_ends(tmp_path):
+def test_router_whose_processes_cannot_start_ends(tmp_path):
+    """The error states why."""
     directory = tmp_path / ("long" * 30)
     directory.mkdir()
     # A user who starts it there does not mean its modules.

@@ -159,7 +159,7 @@ def test_a_connection_that_begins_as_it_must_not_is_closed(proxied, source, sent
     assert proxied.cluster.logs().count(f"a connection from {source} was closed") == 1
 
 
-def test_a_proxy_that_sends_half_a_header_does_not_hold_its_place(proxied):
+def test_half_a_proxy_header_does_not_hold_a_place(proxied):
     with proxied.connect(PROXY) as connection:
         connection.sendall(LINE[:7])
         wait_until(lambda: metric(proxied.plain, "forebay_router_connections") >= 2, "the connection's count")

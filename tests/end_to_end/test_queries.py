@@ -210,7 +210,8 @@ def test_versions_history_and_as_of(served):
     assert get(router, path, as_of=10).status_code == 404
 
 
-def test_what_a_key_was_before_the_history_that_is_kept_is_gone_and_not_said_never_to_have_been(served):
+def test_value_before_the_kept_history_is_expired(served):
+    """The answer is 410 and not 404, since the key may have had a value."""
     _, router, _ = served
     path = "/v1/stores/recent/keys/tea"
     gone = get(router, path, as_of=1500)
@@ -228,7 +229,7 @@ def test_what_a_key_was_before_the_history_that_is_kept_is_gone_and_not_said_nev
     assert [result["problem"]["status"] for result in batch.json()["results"]] == [410, 404]
 
 
-def test_several_keys_at_once_each_with_its_own_answer_or_problem(served):
+def test_batch_has_an_answer_or_problem_for_each_key(served):
     _, router, model = served
     keys = ["a", "nobody", "k0001", 7, "é"]
     answer = httpx.post(f"http://{router}/v1/stores/names/batch-get", json={"keys": keys})
@@ -264,7 +265,8 @@ def test_a_key_of_the_other_kinds_is_a_conflict(served):
         assert (answer.status_code, answer.json()["type"]) == (409, "urn:forebay:problem:wrong-store-kind")
 
 
-def test_a_scan_goes_on_when_a_worker_is_killed_between_two_pages(served):
+def test_scan_goes_on_after_a_worker_is_killed(served):
+    """The worker dies between two pages."""
     cluster, router, model = served
     first = get(router, "/v1/stores/names/entries", limit=1000).json()
     cluster.kill(next(iter(cluster.workers)))
@@ -274,7 +276,8 @@ def test_a_scan_goes_on_when_a_worker_is_killed_between_two_pages(served):
     check_entries(router, model)
 
 
-def test_a_missing_partition_is_a_clear_error_unless_a_part_is_allowed(tmp_path):
+def test_missing_partition_fails_a_list_unless_partial(tmp_path):
+    """A list that may be partial names the missing partitions."""
     with running_cluster(
         tmp_path, topology_text=TOPOLOGY, worker_options=("--num-standby-replicas", "0")
     ) as cluster:

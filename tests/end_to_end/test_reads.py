@@ -52,7 +52,8 @@ def get(address: str, path: str, **parameters: Any) -> httpx.Response:
     return httpx.get(f"http://{address}{path}", params=parameters or None)
 
 
-def test_a_hit_carries_value_role_host_position_and_lag_in_body_and_headers(served):
+def test_hit_has_value_role_host_position_and_lag(served):
+    """Body and headers state the same."""
     cluster, router = served
     # On a busy machine a hedge may be answered by the standby, unless the active is asked for.
     answer = get(router, "/v1/stores/counts/keys/a", require_active="true")
@@ -106,7 +107,7 @@ def test_integer_and_json_keys(served):
     assert get(router, f"/v1/stores/pairs/keys/{spaced}").json()["key"] == ["a", 1]
 
 
-def test_windows_of_a_key_in_order_with_bounds_reverse_and_pages(served):
+def test_windows_of_a_key_with_bounds_reverse_and_pages(served):
     _, router = served
     path = "/v1/stores/hours/keys/jfk/windows"
     first = get(router, path, limit=2).json()
@@ -181,7 +182,7 @@ def test_head_has_what_get_has_but_the_body(served, path):
         }
 
 
-def test_a_client_that_breaks_off_in_the_middle_of_a_body_is_no_error(served):
+def test_client_lost_within_a_body_is_no_error(served):
     cluster, router = served
     for address in (router, next(iter(cluster.workers))):
         host, port = address.split(":")
@@ -194,7 +195,8 @@ def test_a_client_that_breaks_off_in_the_middle_of_a_body_is_no_error(served):
     assert "Traceback" not in cluster.logs()
 
 
-def test_tolerances_that_hold_are_answered_and_others_refused_with_the_lag(served):
+def test_unmet_tolerance_is_rejected_with_the_lag(served):
+    """A tolerance that holds is answered."""
     _, router = served
     assert get(router, "/v1/stores/counts/keys/a", max_record_lag=0, max_time_lag_ms=4000).status_code == 200
     refused = get(router, "/v1/stores/counts/keys/a", max_age_ms=0)
@@ -214,7 +216,7 @@ def test_a_position_of_another_log_is_a_conflict(served):
     assert answer.json()["type"] == "urn:forebay:problem:position-of-another-log"
 
 
-def test_a_batch_waits_for_the_position_that_it_is_to_have_reached(cluster):
+def test_batch_waits_for_its_min_position(cluster):
     cluster.put("counts", {b"a": b"1"})
     (worker,) = cluster.start_workers(1)
     router = cluster.start_router()
@@ -274,7 +276,7 @@ def test_a_workers_partition_that_is_elsewhere_is_misdirected(served, tmp_path):
         assert get(router, "/v1/stores/counts/keys/a").json()["value"] == 1
 
 
-def test_a_worker_does_not_look_for_a_key_in_another_partition(served):
+def test_a_worker_seeks_a_key_in_no_other_partition(served):
     cluster, router = served
     host = cluster.active_for(router, "counts", "a")
     partition = get(router, "/v1/stores/counts/keys/a").json()["partition"]
@@ -324,7 +326,7 @@ def test_ops_paths_answer_get_head_and_options(served, path, method):
         assert httpx.request(method, f"http://{address}{path}").status_code == 200
 
 
-def test_metrics_say_what_was_read_and_how_far_behind(served):
+def test_metrics_count_what_was_read_and_how_far_behind(served):
     cluster, router = served
     before = samples(router)
     for headers in ({}, {"te": "trailers"}):
@@ -360,7 +362,7 @@ def test_metrics_say_what_was_read_and_how_far_behind(served):
     assert "forebay_records_applied_total" in text
 
 
-def test_results_are_counted_by_store_and_each_key_of_a_batch_by_itself(served):
+def test_results_are_counted_by_store_and_batch_key(served):
     _, router = served
     before = samples(router)
     assert get(router, "/v1/stores/counts/keys/a").status_code == 200
@@ -423,18 +425,18 @@ def test_a_worker_says_what_its_stores_take(served):
     cluster, _ = served
     worker = next(iter(cluster.workers))
     replicas = [row for row in get(worker, "/v1/lags").json()["lags"] if row["store"] == "counts"]
-    told = samples(worker)
+    reported = samples(worker)
 
     def of_counts(name: str) -> list[float]:
-        return [told[f'{name}{{partition="{row["partition"]}",store="counts"}}'] for row in replicas]
+        return [reported[f'{name}{{partition="{row["partition"]}",store="counts"}}'] for row in replicas]
 
     held = sum(row["offset"] > 0 for row in replicas)
     assert held
     assert sum(count > 0 for count in of_counts("forebay_store_keys")) == held
     taken = zip(of_counts("forebay_store_disk_bytes"), of_counts("forebay_store_write_buffer_bytes"), strict=True)
     assert all(sum(both) > 0 for both in taken)
-    assert told["forebay_block_cache_bytes"] > 0
-    assert 0 < told["forebay_state_disk_free_bytes"] < told["forebay_state_disk_size_bytes"]
+    assert reported["forebay_block_cache_bytes"] > 0
+    assert 0 < reported["forebay_state_disk_free_bytes"] < reported["forebay_state_disk_size_bytes"]
 
 
 def samples(address: str) -> dict[str, float]:

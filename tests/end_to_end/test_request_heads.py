@@ -65,9 +65,7 @@ def exchange(address: str, sent: bytes) -> tuple[int, dict[str, object], bool]:
         (b"HTTP/1.0", HOST + b"Transfer-Encoding: chunked\r\n", 400, "bad-request"),
     ],
 )
-def test_heads_that_http_wants_refused_are_refused_and_end_the_connection(
-    served, tier, target, version, headers, status, problem
-):
+def test_invalid_heads_are_refused_and_end_the_connection(served, tier, target, version, headers, status, problem):
     request = b"GET %b %b\r\n%b\r\n" % (TARGETS[target], version, headers)
     answer, document, closed = exchange(getattr(served, tier), request)
     assert (answer, document["type"], closed) == (status, f"urn:forebay:problem:{problem}", True)

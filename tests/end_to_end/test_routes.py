@@ -251,7 +251,7 @@ def test_a_replica_is_listed_with_its_lag(served, tier):
 
 @pytest.mark.parametrize("tier", PATHS)
 @pytest.mark.parametrize("path", [path for path in {**ROUTES, **READS} if path.startswith("/v1/")])
-def test_a_parameter_that_a_path_does_not_have_is_refused_by_name(served, tier, path):
+def test_unknown_parameter_is_refused_by_name(served, tier, path):
     route = {**ROUTES, **READS}[path]
     answer = ask(served[tier], route, f"{route.right.partition('?')[0]}?misspelt=1")
     if path.endswith("/changes"):
@@ -263,7 +263,8 @@ def test_a_parameter_that_a_path_does_not_have_is_refused_by_name(served, tier, 
 
 
 @pytest.mark.parametrize("tier", PATHS)
-def test_the_lags_of_one_store_and_the_holders_of_a_partition_can_be_asked_for(served, tier):
+def test_lags_of_one_store_and_holders_of_a_partition(served, tier):
+    """Both can be requested on their own, and the API's description names the parameters."""
     url = f"http://{served[tier]}/v1"
     assert {row["store"] for row in httpx.get(f"{url}/lags?store=hours").json()["lags"]} == {"hours"}
     assert httpx.get(f"{url}/lags?store=nope").json()["type"] == "urn:forebay:problem:unknown-store"

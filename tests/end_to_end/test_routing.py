@@ -54,7 +54,8 @@ def test_reads_that_prefer_any_replica_are_spread_over_all(served, bound):
     assert hosts(router, f"/hours/keys/jfk/windows?prefer=any{bound}") == everyone
 
 
-def test_reads_that_prefer_any_replica_go_to_the_rack_or_host_of_the_router_while_it_can_answer(tmp_path):
+def test_prefer_any_stays_in_the_routers_rack_or_host(tmp_path):
+    """Replicas elsewhere answer once the near one cannot."""
     with running_cluster(tmp_path) as cluster:
         cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(50)})
         # A worker that names no rack has its host's.
@@ -112,7 +113,8 @@ def test_a_batch_asks_each_worker_once_whatever_the_partitions(served):
     assert {worker: batches_answered(worker) - before[worker] for worker in before} == dict.fromkeys(before, 1)
 
 
-def test_a_batch_whose_bound_nobody_meets_asks_each_worker_twice_at_most(served):
+def test_unmet_batch_bound_reads_each_worker_twice_at_most(served):
+    """Each key's problem lists the attempts."""
     cluster, router = served
     before = {worker: batches_answered(worker) for worker in cluster.workers}
     url = f"http://{router}/v1/stores/counts/batch-get?max_age_ms=0"
@@ -124,7 +126,8 @@ def test_a_batch_whose_bound_nobody_meets_asks_each_worker_twice_at_most(served)
     assert all(batches_answered(worker) - before[worker] <= 2 for worker in before)
 
 
-def test_keys_of_a_batch_are_sent_in_as_many_bytes_as_they_came_in(served):
+def test_batch_keys_are_forwarded_without_escapes(served):
+    """The request to a worker is no longer than the one that the router received."""
     _, router = served
     keys = [f"{i}" + "я" * 1_400 for i in range(500)]
     body = json.dumps({"keys": keys}, ensure_ascii=False).encode()
@@ -134,7 +137,7 @@ def test_keys_of_a_batch_are_sent_in_as_many_bytes_as_they_came_in(served):
     }
 
 
-def test_keys_of_a_batch_that_nobody_answers_each_name_their_partition(served):
+def test_unanswered_batch_keys_name_their_partitions(served):
     cluster, router = served
     spec = cluster.topology.stores["counts"]
     keys = {"keys": [f"k{i}" for i in range(20)]}
@@ -154,7 +157,8 @@ def test_keys_of_a_batch_that_nobody_answers_each_name_their_partition(served):
         assert problem["attempts"]
 
 
-def test_what_waits_for_a_worker_that_hangs_is_read_again_once_it_has_left_its_bounds(tmp_path):
+def test_answer_held_by_a_hung_worker_is_read_again(tmp_path):
+    """What has left its bounds while another worker was waited for is read anew."""
     # Nobody takes over from it meanwhile.
     options = ("--num-standby-replicas", "0", "--session-timeout-ms", "60000")
     with running_cluster(tmp_path, worker_options=options) as cluster:
@@ -190,7 +194,7 @@ def test_what_waits_for_a_worker_that_hangs_is_read_again_once_it_has_left_its_b
         assert listed["lag"]["time_lag_ms"] <= 400
 
 
-def test_reads_find_partitions_that_moved_since_the_router_last_looked(tmp_path):
+def test_reads_find_partitions_moved_since_the_last_poll(tmp_path):
     options = ("--num-standby-replicas", "0", "--probing-rebalance-interval-ms", "500")
     with running_cluster(tmp_path, worker_options=options) as cluster:
         cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(20)})
@@ -214,7 +218,8 @@ def test_reads_find_partitions_that_moved_since_the_router_last_looked(tmp_path)
         assert (entries.status_code, len(entries.json().get("entries", ()))) == (200, 20)
 
 
-def test_a_read_that_waits_for_a_worker_that_hangs_is_answered_by_the_one_that_takes_over(tmp_path):
+def test_read_at_a_hung_worker_is_answered_by_its_successor(tmp_path):
+    """The read waits until another worker is promoted."""
     with running_cluster(tmp_path, worker_options=("--num-standby-replicas", "0")) as cluster:
         cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(20)})
         cluster.start_workers(2)
@@ -265,20 +270,20 @@ def test_a_read_that_may_wait_is_answered_by_whoever_need_not(tmp_path):
         assert [each["host"] for each in found] == [quick] * 3
 
 
-def test_a_refusal_is_not_asked_for_twice(cluster):
+def test_a_refusal_is_not_requested_twice(cluster):
     cluster.put("counts", {b"k": b"0"})
     workers = cluster.start_workers(2)
     router = cluster.start_router()
     cluster.wait_settled(router)
     # The fast path takes reads once all connections to a worker are open.
     hosts(router, "/counts/keys/k")
-    asked = [refusals(worker) for worker in workers]
+    requested = [refusals(worker) for worker in workers]
     answer = httpx.get(f"http://{router}/v1/stores/counts/keys/k?max_age_ms=0")
     assert answer.status_code == 412
     assert {attempt["host"] for attempt in answer.json()["attempts"]} == set(workers)
-    assert [refusals(worker) - before for worker, before in zip(workers, asked, strict=True)] == [1, 1]
+    assert [refusals(worker) - before for worker, before in zip(workers, requested, strict=True)] == [1, 1]
 
 
 def refusals(worker: str) -> float:
-    told = httpx.get(f"http://{worker}/metrics").text
-    return sum(map(float, re.findall(r'^forebay_reads_total\{.*status="412".*\} (\S+)', told, re.M)))
+    reported = httpx.get(f"http://{worker}/metrics").text
+    return sum(map(float, re.findall(r'^forebay_reads_total\{.*status="412".*\} (\S+)', reported, re.M)))

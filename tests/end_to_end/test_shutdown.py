@@ -22,7 +22,8 @@ HALF = b'POST /v1/stores/counts/batch-get HTTP/1.1\r\nHost: localhost\r\nContent
 
 @pytest.mark.parametrize("tier", ["worker", "router"])
 @pytest.mark.parametrize("request_", [WAITS, HALF], ids=["waits", "half"])
-def test_the_end_of_a_process_answers_who_still_waits_and_waits_for_no_half_request(tmp_path, tier, request_):
+def test_shutdown_answers_waiting_reads(tmp_path, tier, request_):
+    """A request that has not arrived whole is not waited for."""
     with running_cluster(tmp_path) as cluster:
         cluster.put("counts", {b"k": b"1"})
         options = ("--shutdown-timeout-ms", "8000")
@@ -58,7 +59,7 @@ def under_way(address: str, pid: int) -> bool:
 
 @pytest.mark.chaos
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a namespace of processes")
-def test_the_first_process_of_a_container_can_be_stopped_at_once(tmp_path):
+def test_first_process_of_a_container_stops_at_once(tmp_path):
     """The kernel drops SIGTERM to a first process that has no handler for it, as every process has at first."""
     command = [sys.executable, "-m", "forebay", "router", "--seeds", "127.0.0.1:1", "--listen", "127.0.0.1:0"]
     with (tmp_path / "log").open("w") as log:

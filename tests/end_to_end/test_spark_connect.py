@@ -47,7 +47,8 @@ os._exit(0)
 """
 
 
-def test_records_for_sparks_kafka_sink_are_made_through_connect_and_the_rest_says_so(tmp_path: Path) -> None:
+def test_kafka_columns_work_through_spark_connect(tmp_path: Path) -> None:
+    """What does not work through Connect is refused with the alternative."""
     command = [sys.executable, "-u", "-c", PROGRAM, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     lines = [json.loads(line) for line in done.stdout.splitlines()]

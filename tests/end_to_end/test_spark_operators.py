@@ -194,7 +194,8 @@ def test_an_operator_fills_its_store(spark, sink, tmp_path, row):  # noqa: F811
     assert found(sink, STORES[store]) == expected
 
 
-def test_of_an_input_row_and_a_timer_that_meet_in_a_batch_the_timers_row_is_the_latest(spark, sink, tmp_path):  # noqa: F811
+def test_timer_row_follows_the_input_row_of_its_batch(spark, sink, tmp_path):  # noqa: F811
+    """The timer's row is the latest of its key."""
     import pandas
     from pyspark.sql.streaming import StatefulProcessor
 
@@ -227,7 +228,7 @@ def test_of_an_input_row_and_a_timer_that_meet_in_a_batch_the_timers_row_is_the_
     assert [state for key, state in written if key == b"a"] == ["here", "here", "gone"]
 
 
-def test_rows_are_numbered_within_an_operator_as_the_sinks_page_shows(spark, sink, tmp_path):  # noqa: F811
+def test_documented_recipe_numbers_rows_in_an_operator(spark, sink, tmp_path):  # noqa: F811
     from pyspark.sql.streaming import StatefulProcessor
 
     page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()

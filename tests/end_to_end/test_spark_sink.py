@@ -136,7 +136,7 @@ def content(sink: Any, store: str) -> dict[bytes, Any]:
     return {key: value for key, value in folded.items() if value is not None}
 
 
-def test_updates_land_in_their_partitions_with_every_value_exact(spark, sink, tmp_path):
+def test_updates_are_exact_and_in_their_partitions(spark, sink, tmp_path):
     source = Source(spark, tmp_path / "in", "k string, n bigint, x double, d decimal(20,2), t timestamp, b binary")
     source.add(
         {"k": "a", "n": 2**53 + 1, "x": 0.1, "d": "123456789012345678.90", "t": "2013-07-01T12:00:00.123456Z"},
@@ -157,9 +157,8 @@ def test_updates_land_in_their_partitions_with_every_value_exact(spark, sink, tm
         assert {Murmur2Partitioner().partition(record[1], 3) for record in records} <= {partition}
 
 
-def test_with_latest_by_neither_replays_nor_batches_out_of_order_bring_back_what_was_superseded(
-    spark, sink, tmp_path
-):
+def test_latest_by_ignores_superseded_rows(spark, sink, tmp_path):
+    """Replays and batches out of order bring nothing back, before or after compaction."""
     source = Source(spark, tmp_path / "in", "k string, n bigint, v int, gone boolean")
     snapshot = [{"k": key, "n": -5, "v": 0} for key in "abcd"]
     batches = [
@@ -189,7 +188,8 @@ def latest(sink: Any, store: str) -> dict[bytes, Any]:
     return {key: json.loads(value) for key, value in found.items() if value is not None}
 
 
-def test_with_latest_by_rows_need_an_order_and_equal_orders_a_second_one(spark, sink, tmp_path):
+def test_latest_by_rejects_null_and_equal_orders(spark, sink, tmp_path):
+    """Equal orders need a second one."""
     source = Source(spark, tmp_path / "in", "k string, n timestamp, v int, number decimal(20,0)")
     source.add({"k": "a", "v": 1}, {"k": "b", "n": "2026-01-01T00:00:00Z", "v": 1})
     message = refusal(sink.write(source.df, "customers", key="k", value="v"), tmp_path)
@@ -304,7 +304,8 @@ def test_a_query_that_is_never_without_backlog_is_compacted_too(spark, sink, tmp
     assert content(sink, "latest") == {b"a": {"n": 5}}
 
 
-def test_a_job_compacts_what_was_not_compacted_for_a_while_however_short_it_runs(spark, sink, tmp_path):
+def test_short_job_compacts_what_is_due(spark, sink, tmp_path):
+    """A job compacts a log that was not compacted for a while."""
     source = Source(spark, tmp_path / "in", "k string, n bigint")
     source.add({"k": "a", "n": 1})
     assert sink._changelog.compacted_ms("t-latest-changelog") is None
@@ -312,7 +313,8 @@ def test_a_job_compacts_what_was_not_compacted_for_a_while_however_short_it_runs
     wait_until(lambda: sink._changelog.compacted_ms("t-latest-changelog") is not None, "compaction")
 
 
-def test_a_new_query_of_the_same_writer_owes_the_old_one_nothing(spark, sink, tmp_path):
+def test_new_query_inherits_no_age_from_the_old_one(spark, sink, tmp_path):
+    """Both queries have the same writer."""
     source = Source(spark, tmp_path / "in", "k string, n int")
     writer = sink.write(source.df, "latest", key="k")
     query = writer.option("checkpointLocation", str(tmp_path / "old")).start()
@@ -335,7 +337,8 @@ def test_two_rows_of_a_key_need_an_order(spark, sink, tmp_path):
     assert content(sink, "latest") == {b"a": {"n": 10}}
 
 
-def test_of_rows_that_a_query_emits_for_a_key_the_last_is_the_latest(spark, sink, tmp_path):
+def test_last_emitted_row_of_a_key_is_the_latest(spark, sink, tmp_path):
+    """An operator may emit several rows for a key, which `order_by` puts in order."""
     import pandas
 
     def emit(key: Any, frames: Any, state: Any) -> Any:
@@ -358,7 +361,8 @@ def test_of_rows_that_a_query_emits_for_a_key_the_last_is_the_latest(spark, sink
     assert content(sink, "latest") == {b"k%d" % i: {"emitted": 0} for i in range(20)}
 
 
-def test_a_refusal_in_one_task_leaves_no_half_of_what_another_writes(spark, sink, tmp_path):
+def test_failed_task_leaves_no_half_of_another(spark, sink, tmp_path):
+    """What another task of the batch writes is in the log as a whole or not at all."""
     # The other task has many Arrow batches, and is cancelled in the middle of them.
     keys = {0: [], 1: [], 2: []}
     for n in range(300_000):
@@ -376,7 +380,8 @@ def test_a_refusal_in_one_task_leaves_no_half_of_what_another_writes(spark, sink
     assert len(content(sink, "latest")) == len(keys[0]) + len(few)
 
 
-def test_a_value_that_changed_before_its_batch_was_through_takes_the_place_of_the_old(spark, sink, tmp_path):
+def test_value_changed_before_commit_replaces_the_old(spark, sink, tmp_path):
+    """Rows that a repeated batch lacks are refused."""
     import shutil
 
     source = Source(spark, tmp_path / "in", "k string, n int")
@@ -394,7 +399,8 @@ def test_a_value_that_changed_before_its_batch_was_through_takes_the_place_of_th
     run(sink.write(more, "latest", key="k"), tmp_path)
 
 
-def test_a_checkpoint_from_before_what_the_log_has_brings_no_old_value_back(spark, sink, tmp_path):
+def test_older_checkpoint_brings_no_old_value_back(spark, sink, tmp_path):
+    """Values that are not the newest of the log are refused."""
     import shutil
 
     source = Source(spark, tmp_path / "in", "k string, n int")
@@ -421,9 +427,8 @@ def test_a_checkpoint_from_before_what_the_log_has_brings_no_old_value_back(spar
     assert log_of(sink, "latest") == before
 
 
-def test_a_query_goes_on_into_a_log_that_has_nothing_of_it_only_if_the_store_is_to_begin_there(
-    spark, sink, tmp_path
-):
+def test_query_continues_into_an_empty_log_on_request_only(spark, sink, tmp_path):
+    """The query must be started with `store_begins_here`."""
     import shutil
 
     source = Source(spark, tmp_path / "in", "k string, n int")
@@ -448,7 +453,7 @@ def test_a_query_goes_on_into_a_log_that_has_nothing_of_it_only_if_the_store_is_
     assert set(content(sink, "latest")) == {b"c", b"d"}
 
 
-def test_a_store_is_filled_from_the_checkpoint_that_its_query_goes_on_from(spark, sink, tmp_path):
+def test_store_is_bootstrapped_from_its_querys_checkpoint(spark, sink, tmp_path):
     """Whose batches went elsewhere, or into a log that is lost."""
     from pyspark.sql import functions as F
 
@@ -503,7 +508,8 @@ def test_a_log_that_is_reset_under_a_query_gets_no_more_of_it(spark, sink, tmp_p
     assert line.getMessage().startswith("batch 1 of latest was refused: latest: the log 't-latest-changelog' was")
 
 
-def test_a_query_needs_a_checkpoint_location_of_its_own_or_its_sessions(spark, sink, tmp_path):
+def test_query_needs_a_checkpoint_location(spark, sink, tmp_path):
+    """The session may have one for all queries."""
     source = Source(spark, tmp_path / "in", "k string, n int")
     source.add({"k": "a", "n": 1})
     with pytest.raises(SinkError, match="'latest': the query has no checkpoint location"):
@@ -562,7 +568,7 @@ def test_reserved_keys_are_refused(spark, sink, tmp_path):
     assert "reserved for heartbeats" in refusal(sink.write(source.df, "latest", key="k"), tmp_path)
 
 
-def test_what_cannot_be_written_is_refused_before_the_query_starts(spark, sink, tmp_path):
+def test_unwritable_frame_is_refused_before_the_start(spark, sink, tmp_path):
     from pyspark.sql import functions as F
 
     df = Source(spark, tmp_path / "in", "k string, n int, x double").df
@@ -643,7 +649,7 @@ def test_rows_are_ordered_by_columns_of_any_name_and_type(spark, sink, tmp_path)
     assert content(sink, "latest") == {b"a": {"n": 5}}
 
 
-def test_a_query_that_is_started_again_with_another_sink_has_the_heartbeats_of_that_one(spark, sink, tmp_path):
+def test_restarted_query_beats_through_its_new_sink_only(spark, sink, tmp_path):
     from forebay.spark import Sink
 
     source = Source(spark, tmp_path / "in", "k string, n int")
@@ -669,7 +675,7 @@ def test_a_query_that_is_started_again_with_another_sink_has_the_heartbeats_of_t
         again.stop()
 
 
-def test_a_version_without_the_time_from_which_it_is_valid_is_refused(spark, sink, tmp_path):
+def test_version_without_valid_from_is_refused(spark, sink, tmp_path):
     source = Source(spark, tmp_path / "in", "k string, at timestamp, price int")
     source.add({"k": "a", "at": None, "price": 1})
     message = refusal(sink.write(source.df, "prices", key="k", order_by="at"), tmp_path)
@@ -689,7 +695,8 @@ def test_a_superseded_query_that_speaks_again_fails(spark, sink, tmp_path):
         run(sink.write(source.df, "latest", key="k"), tmp_path, "old")
 
 
-def test_an_idle_query_goes_on_saying_how_new_its_answers_are_and_positions_grow(spark, sink, tmp_path):
+def test_idle_query_keeps_writing_heartbeats(spark, sink, tmp_path):
+    """Positions reach the end of the log."""
     source = Source(spark, tmp_path / "in", "k string, n int")
     source.add({"k": "a", "n": 1})
     checkpoint = str(tmp_path / "checkpoint")
@@ -704,7 +711,8 @@ def test_an_idle_query_goes_on_saying_how_new_its_answers_are_and_positions_grow
     wait_until(lambda: said_position(sink) == ends(sink), "a position at the end of the log")
 
 
-def test_a_query_that_asks_its_sources_once_says_no_more_than_when_it_did(spark, sink, tmp_path):
+def test_available_now_query_is_no_newer_than_its_start(spark, sink, tmp_path):
+    """Its sources' latest offsets are read once, and no heartbeat's `as_of_ms` is later."""
     source = Source(spark, tmp_path / "in", "k string, n int")
     source.add({"k": "a", "n": 1})
     query = run(sink.write(source.df, "latest", key="k"), tmp_path)
@@ -714,9 +722,8 @@ def test_a_query_that_asks_its_sources_once_says_no_more_than_when_it_did(spark,
     assert as_ofs(sink)[-1] <= ended_ms
 
 
-def test_a_function_of_ones_own_writes_several_stores_and_repeats_a_batch_of_which_one_failed(
-    spark, sink, tmp_path, monkeypatch
-):
+def test_foreach_batch_writes_several_stores(spark, sink, tmp_path, monkeypatch):
+    """A batch that failed in between is repeated without writing the first store twice."""
     import forebay.spark.sink as module
 
     laid_out, lay_out = [], module.lay_out
@@ -754,9 +761,9 @@ def test_a_function_of_ones_own_writes_several_stores_and_repeats_a_batch_of_whi
     assert laid_out == ["latest", "by_number"]
 
 
-def test_a_store_is_filled_once_for_each_name_and_a_snapshot_deletes_what_it_lacks(
-    spark, sink, tmp_path, monkeypatch
-):
+def test_fill_is_applied_once_per_name(spark, sink, tmp_path, monkeypatch):
+    """A snapshot deletes what it lacks."""
+
     def table(**rows: int) -> Any:
         return spark.createDataFrame(list(rows.items()), "k string, n int")
 
@@ -873,7 +880,8 @@ def test_a_store_that_a_query_writes_by_itself_has_an_age(spark, sink, tmp_path)
         query.stop()
 
 
-def test_totals_sets_bare_values_and_keys_with_a_null_have_their_forms(spark, sink, tmp_path):
+def test_totals_sets_and_null_keys_have_their_forms(spark, sink, tmp_path):
+    """Bare values have theirs too."""
     from pyspark.sql import functions as F
 
     source = Source(spark, tmp_path / "in", "k string, n int, p struct<a: int, b: string>, tags array<string>")
@@ -911,7 +919,7 @@ def test_totals_sets_bare_values_and_keys_with_a_null_have_their_forms(spark, si
     assert {codec.from_json(key) for key in (['é"', 1], [None, 2], [])} == pairs.keys()
 
 
-def test_a_function_of_ones_own_leaves_no_batch_out_and_writes_none_twice(spark, sink, tmp_path, caplog):
+def test_foreach_batch_skips_and_repeats_no_batch(spark, sink, tmp_path, caplog):
     source = Source(spark, tmp_path / "in", "k string, n int")
     source.add({"k": None, "n": 1})
     source.add({"k": "a", "n": 2})
@@ -951,7 +959,7 @@ def test_a_function_of_ones_own_leaves_no_batch_out_and_writes_none_twice(spark,
         sink.write_batch(spark.range(1), 0, "latest", key="id")
 
 
-class Told:
+class Reported:
     """A listener's methods: keeps what it is told of each batch."""
 
     def __init__(self) -> None:
@@ -966,20 +974,22 @@ class Told:
     def onQueryProgress(self, event: Any) -> None:
         from forebay.spark.heartbeats import left_no_backlog
 
-        told = event.progress
-        rows = [state.numRowsTotal for state in told.stateOperators]
-        of_query = (told.id, told.runId, told.name)
-        self.batches.append((*of_query, told.timestamp, told.batchId, told.numInputRows, told.durationMs, rows))
-        self.batches.append((left_no_backlog(told), *(source.description for source in told.sources)))
+        reported = event.progress
+        rows = [state.numRowsTotal for state in reported.stateOperators]
+        of_query = (reported.id, reported.runId, reported.name)
+        self.batches.append(
+            (*of_query, reported.timestamp, reported.batchId, reported.numInputRows, reported.durationMs, rows)
+        )
+        self.batches.append((left_no_backlog(reported), *(source.description for source in reported.sources)))
 
 
-def test_the_sinks_listeners_are_told_what_sparks_own_are(spark, sink, tmp_path):
+def test_the_sinks_listeners_get_what_sparks_own_get(spark, sink, tmp_path):
     from pyspark.sql import functions as F
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
     from forebay.spark.query_listener import QueryListener
 
-    listeners = [type("Listener", (Told, base), {})() for base in (QueryListener, StreamingQueryListener)]
+    listeners = [type("Listener", (Reported, base), {})() for base in (QueryListener, StreamingQueryListener)]
     for listener in listeners:
         spark.streams.addListener(listener)
     try:
@@ -1053,7 +1063,7 @@ print(next(iter(function([batch]))).column("partition").to_pylist())
 
 
 @pytest.mark.kafka
-def test_a_session_without_the_kafka_connector_is_told_how_to_get_it(spark, kafka_url, tmp_path):
+def test_missing_kafka_connector_is_named_with_the_remedy(spark, kafka_url, tmp_path):
     from forebay.spark import Sink
 
     own = {**TOPOLOGY, "application_id": f"t-{secrets.token_hex(4)}"}

@@ -120,9 +120,8 @@ def served(cluster: Cluster) -> str:
     return router
 
 
-def test_what_the_sink_wrote_is_read_with_its_position_and_a_repeated_batch_changes_nothing(
-    spark, sink, cluster, tmp_path, monkeypatch
-):
+def test_sink_position_makes_written_rows_readable(spark, sink, cluster, tmp_path, monkeypatch):
+    """A repeated batch changes nothing."""
     router = served(cluster)
     url = f"http://{router}/v1/stores/latest/keys"
     source = Source(spark, tmp_path / "in", "k string, n bigint, gone boolean")
@@ -144,7 +143,8 @@ def test_what_the_sink_wrote_is_read_with_its_position_and_a_repeated_batch_chan
         assert answer.json().get("value") == (None if i % 7 == 0 else {"n": i})
 
 
-def test_a_large_value_needs_the_property_that_its_refusal_names(spark, sink, cluster, tmp_path):
+def test_large_value_needs_the_property_that_is_named(spark, sink, cluster, tmp_path):
+    """A value above the producer's limit is refused with the property to set."""
     from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
     from forebay.spark import Sink
@@ -164,7 +164,7 @@ def test_a_large_value_needs_the_property_that_its_refusal_names(spark, sink, cl
     assert len(httpx.get(f"http://{router}/v1/stores/latest/keys/large").json()["value"]["v"]) == 2_000_000
 
 
-def test_two_rows_of_a_key_are_refused_unless_something_orders_them(spark, sink, cluster, tmp_path):
+def test_two_rows_of_a_key_need_order_by(spark, sink, cluster, tmp_path):
     source = Source(spark, tmp_path / "in", "k string, n bigint")
     source.add({"k": "a", "n": 2}, {"k": "a", "n": 1})
     assert "more than one row for the key b'a'" in refusal(sink.write(source.df, "latest", key="k"), tmp_path)
@@ -173,9 +173,8 @@ def test_two_rows_of_a_key_are_refused_unless_something_orders_them(spark, sink,
     assert httpx.get(f"http://{router}/v1/stores/latest/keys/a").json()["value"] == {"n": 2}
 
 
-def test_with_latest_by_a_replica_from_before_and_one_from_after_have_the_highest_orders(
-    spark, sink, cluster, tmp_path
-):
+def test_latest_by_replicas_agree_after_compaction(spark, sink, cluster, tmp_path):
+    """A replica from before compaction and one restored after it have the highest orders."""
     router = served(cluster)
     source = Source(spark, tmp_path / "in", "k string, lsn bigint, v int, gone boolean")
     snapshot = [{"k": key, "lsn": -5, "v": 0} for key in "abc"]
@@ -250,7 +249,8 @@ def test_a_plain_jobs_keys_are_found_wherever_spark_put_them(spark, cluster, tmp
     assert httpx.get(f"http://{router}/v1/stores/latest/keys/absent").status_code == 404
 
 
-def test_what_sparks_own_kafka_sink_wrote_is_where_its_keys_are_and_has_an_age(spark, sink, cluster, tmp_path):
+def test_sparks_kafka_sink_writes_to_the_right_partitions(spark, sink, cluster, tmp_path):
+    """Its windows are read with an age."""
     now_s = int(time.time()) // 60 * 60
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_s))
     source = Source(spark, tmp_path / "in", "k string, at timestamp")
@@ -274,7 +274,7 @@ def test_what_sparks_own_kafka_sink_wrote_is_where_its_keys_are_and_has_an_age(s
         query.stop()
 
 
-def test_a_tapped_answer_is_as_old_as_what_its_query_has_not_read(spark, cluster, kafka_url, tmp_path):
+def test_a_tapped_answer_is_as_old_as_what_its_query_lacks(spark, cluster, kafka_url, tmp_path):
     """Its age begins anew as long as the query has read its topic to the end, not while a record waits there."""
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic
@@ -301,10 +301,10 @@ def test_a_tapped_answer_is_as_old_as_what_its_query_has_not_read(spark, cluster
 
         def is_after(key: str, moment_ms: float) -> bool:
             """Whether all until then is in the answer, and the key."""
-            asked_ms = epoch_ms()
+            requested_ms = epoch_ms()
             answer = httpx.get(f"{url}/{key}").json()
             age_ms = answer["lag"]["age_ms"] if "value" in answer else None
-            return age_ms is not None and asked_ms - age_ms > moment_ms
+            return age_ms is not None and requested_ms - age_ms > moment_ms
 
         def is_not_after(moment_ms: float) -> bool:
             """Until the tap has looked at the topic twice since."""
@@ -324,7 +324,9 @@ def test_a_tapped_answer_is_as_old_as_what_its_query_has_not_read(spark, cluster
         query.stop()
 
 
-def test_a_store_is_filled_once_and_a_snapshot_deletes_what_it_lacks(spark, sink, cluster, tmp_path):
+def test_fill_is_applied_once_and_a_snapshot_deletes(spark, sink, cluster, tmp_path):
+    """A snapshot deletes the keys that it lacks."""
+
     def table(**rows: int) -> Any:
         return spark.createDataFrame(list(rows.items()), "k string, n int")
 
@@ -343,7 +345,7 @@ def test_a_store_is_filled_once_and_a_snapshot_deletes_what_it_lacks(spark, sink
         assert httpx.get(f"{url}/{key}", params=parameters).json().get("value") == expected, key
 
 
-def test_versions_are_valid_from_when_their_rows_say(spark, sink, cluster, tmp_path):
+def test_versions_are_valid_from_the_times_of_their_rows(spark, sink, cluster, tmp_path):
     now_s = int(time.time())
     source = Source(spark, tmp_path / "in", "k string, price bigint, at timestamp")
     at = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_s - age_s)) for age_s in (3_600, 60)]

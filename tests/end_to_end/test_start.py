@@ -16,7 +16,8 @@ from forebay.rest.starting import answering_meanwhile
 from tests.support.cluster import running_cluster, wait_until
 
 
-def test_a_worker_that_waits_for_its_groups_database_is_alive_and_not_ready(tmp_path):
+def test_worker_awaiting_its_group_is_alive_and_not_ready(tmp_path):
+    """The group's database is locked."""
     with running_cluster(tmp_path) as cluster:
         cluster.put("counts", {b"k": b"1"})
         worker = cluster.start_worker()
@@ -46,7 +47,8 @@ def test_a_worker_that_waits_for_its_groups_database_is_alive_and_not_ready(tmp_
         )
 
 
-def test_connections_that_wait_at_the_end_of_the_start_are_left_to_who_listens_then():
+def test_backlog_is_left_to_the_started_server():
+    """Connections that arrive at the end of the start are accepted by the server that listens then."""
     with bind(HostInfo("127.0.0.1", 0)) as listener:
         with answering_meanwhile([listener], None):
             address = listener.getsockname()

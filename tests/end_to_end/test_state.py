@@ -13,7 +13,8 @@ from tests.support.cluster import TOPOLOGY, restore_processes, running_cluster, 
 from tests.support.commands import forebay
 
 
-def test_state_moves_with_its_store_when_the_topology_is_reordered(cluster):
+def test_state_moves_with_its_store_in_the_topology(cluster):
+    """Reordered subtopologies need no rebuild."""
     cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(100)})
     worker = cluster.start_worker()
     state = cluster.directory / "state-0" / "test"
@@ -44,9 +45,9 @@ def test_status_and_metrics_tell_how_a_restore_gets_on(tmp_path):
         [child] = restore_processes(pid)
         os.kill(child, signal.SIGSTOP)
         wait_until(lambda: "restored_records" in row(worker), "word of the restore")
-        told = row(worker)
-        assert told["restored_records"] < 60_000
-        assert {"restored_records_per_second", "restore_seconds_left"} <= told.keys()
+        reported = row(worker)
+        assert reported["restored_records"] < 60_000
+        assert {"restored_records_per_second", "restore_seconds_left"} <= reported.keys()
         shown = forebay("status", "--url", f"http://{worker}").stdout
         assert re.search(r"restoring .* [\d,]+ restored", shown), shown
         metrics = httpx.get(f"http://{worker}/metrics").text
@@ -89,7 +90,8 @@ def test_state_is_not_given_up_for_an_empty_log_that_is_a_slip(cluster, tmp_path
     assert value() is None
 
 
-def test_state_of_a_log_that_was_reset_meanwhile_takes_no_good_copys_place(either_cluster):
+def test_state_of_a_reset_log_replaces_no_good_replica(either_cluster):
+    """The log was reset while a worker was away."""
     cluster = either_cluster
     alone = ("--num-standby-replicas", "0", "--standby-rebuild-delay-ms", "500")
     keys = [f"k{i}" for i in range(200)]
@@ -140,7 +142,7 @@ history_retention_ms = 100000
 """
 
 
-def test_a_store_with_a_damaged_block_leaves_nothing_out_and_is_rebuilt(tmp_path):
+def test_damaged_block_omits_nothing_and_is_rebuilt(tmp_path):
     with running_cluster(tmp_path, topology_text=VERSIONS) as cluster:
         keys = [f"k{i:04}" for i in range(3_000)]
         rows = [(key.encode(), b'"%b"' % os.urandom(40).hex().encode(), 1_000) for key in keys]

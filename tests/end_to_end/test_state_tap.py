@@ -148,9 +148,9 @@ def test_a_checkpoint_in_a_bucket_is_followed(spark_4_0, object_store, tmp_path)
             wait_until(lambda: "no batch that has ended" in text(log), "the tap waits")
             query.end(0)
             wait_until(lambda: "has the state of batch 0" in text(log), "the first copy")
-            asked = object_store.requests(query.prefix)
-            assert ("LIST", f"{query.prefix}/commits/") in {(operation, key) for operation, key, _ in asked}
-            assert {key_id for _, _, key_id in asked} == {KEY_ID}
+            requested = object_store.requests(query.prefix)
+            assert ("LIST", f"{query.prefix}/commits/") in {(operation, key) for operation, key, _ in requested}
+            assert {key_id for _, _, key_id in requested} == {KEY_ID}
             query.end(1)
             wait_until(lambda: is_followed(1), "the next batch")
             assert "LIST" not in {request.operation for request in object_store.requests(query.prefix)}

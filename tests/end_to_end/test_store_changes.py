@@ -98,7 +98,8 @@ def named(prefix: str, **values: int) -> dict[str, int]:
     return {f"{prefix}{key}": value for key, value in values.items()}
 
 
-def test_the_state_then_the_changes_of_a_prefix_on_one_connection(served, address, prefix):
+def test_prefix_stream_sends_state_then_changes(served, address, prefix):
+    """It needs one connection."""
     put(served, prefix, a=1, b=2, c=3)
     put(served, "other-", a=1)
     with StoreFollower(address, prefix=prefix) as stream:
@@ -116,7 +117,8 @@ def test_the_state_then_the_changes_of_a_prefix_on_one_connection(served, addres
     assert stream.headers["content-type"] == "text/event-stream"
 
 
-def test_a_client_continues_at_another_replica_and_another_router_and_is_told_of_deletions(served, prefix):
+def test_stream_resumes_at_another_replica_or_router(served, prefix):
+    """Deletions from in between are sent."""
     cluster, router = served
     put(served, prefix, a=1, b=2, c=3)
     workers = list(cluster.workers)
@@ -231,7 +233,8 @@ async def test_the_asynchronous_client_follows_windows_and_their_lag(served):
     assert isinstance(reset, Reset)
 
 
-def test_a_worker_that_is_lost_or_hangs_is_replaced_and_nothing_goes_back(tmp_path):
+def test_stream_survives_a_lost_or_hung_worker(tmp_path):
+    """No value goes back."""
     with running_cluster(tmp_path, topology_text=TOPOLOGY) as cluster:
         first, _ = cluster.start_workers(2)
         router = cluster.start_router()

@@ -80,7 +80,7 @@ def events_of(response: httpx.Response) -> Iterator[Event]:
     return (event for piece in response.iter_bytes() for event in reader.feed(piece))
 
 
-def test_a_ticket_opens_streams_at_every_router_that_shares_the_key(served):
+def test_ticket_opens_streams_at_routers_sharing_the_key(served):
     ticket = issue(served.first)
     for address in (served.first, served.second):
         # The worker requires tokens and has another key: it would refuse the ticket if it got it.
@@ -105,7 +105,8 @@ def test_a_worker_issues_and_opens_its_own(served):
     assert shown(served.first, ticket)[0] == 401
 
 
-def test_a_ticket_opens_the_streams_of_its_store_and_nothing_else(served):
+def test_ticket_opens_nothing_but_its_stores_streams(served):
+    """A ticket for a key opens the stream of that key alone."""
     of_store, of_key = issue(served.first), issue(served.first, key="b")
     for ticket, path, status in (
         (of_store, "/v1/stores/numbers/keys/1/changes", 403),
@@ -130,7 +131,8 @@ def test_a_ticket_opens_the_streams_of_its_store_and_nothing_else(served):
 
 
 @pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no browser: {CHROMIUM} is missing")
-def test_the_example_follows_a_key_in_a_browser_until_the_token_is_gone(served, tmp_path):
+def test_example_follows_a_key_until_its_token_is_removed(served, tmp_path):
+    """It runs in a browser, and no log shows a ticket."""
     assert EXAMPLE is not None
     router = f"http://{served.several}"
     with browser_page(tmp_path) as page:

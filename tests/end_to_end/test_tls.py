@@ -133,8 +133,8 @@ def test_every_read_works_over_tls_and_survives_a_worker(authority, trusting, tm
             hot, ordinary = http.get(path), http.get(path, headers={"te": "trailers"})
             assert hot.json()["value"] == ordinary.json()["value"] == 9
             assert hot.headers.keys() == ordinary.headers.keys()
-            told = status(url, authority)
-            assert told.returncode == 0, told.stderr
+            reported = status(url, authority)
+            assert reported.returncode == 0, reported.stderr
             assert "give an https:// URL" in status(url.replace("https", "http"), authority).stderr
             cluster.kill(workers[0])
             assert [client.get("counts", f"k{i}").value for i in range(KEYS)] == list(range(KEYS))

@@ -127,7 +127,7 @@ def test_every_process_of_a_router_accepts(served):
     assert len(answering) == PROCESSES
 
 
-def test_the_probes_of_sparks_executors_tell_a_router_that_answers(served, tmp_path):
+def test_executor_probes_detect_an_answering_router(served, tmp_path):
     [sidecar] = yaml.safe_load(POD_TEMPLATE.read_text())["spec"]["initContainers"]
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         program, *arguments = sidecar[probe]["exec"]["command"]
@@ -139,7 +139,7 @@ def test_the_probes_of_sparks_executors_tell_a_router_that_answers(served, tmp_p
 
 
 @pytest.mark.chaos
-def test_a_socket_that_is_answered_is_refused_and_one_whose_process_was_killed_replaced(served, tmp_path):
+def test_answered_socket_is_refused_and_a_stale_one_replaced(served, tmp_path):
     url = f"unix:{tmp_path / 'router.sock'}"
     options = ("--listen", url, "--processes", str(PROCESSES))
     victim = served.cluster.router_process(served.cluster.launch_router(*options))

@@ -91,7 +91,8 @@ def test_that_there_is_no_such_key_is_said_of_all_partitions(served):
     assert answer.headers["forebay-position"] == body["position"]
 
 
-def test_a_miss_counts_only_once_every_partition_has_reached_the_position(served):
+def test_miss_requires_min_position_in_every_partition(served):
+    """A hit needs it in the key's own partition only."""
     _, router = served
     seen = get(router, "names/keys/nobody").json()["position"]
     assert get(router, "names/keys/nobody", min_position=seen).status_code == 404
@@ -107,8 +108,8 @@ def test_a_miss_counts_only_once_every_partition_has_reached_the_position(served
 
 def test_several_keys_at_once(served):
     _, router = served
-    asked = [*KEYS, "nobody", 7]
-    answer = httpx.post(f"http://{router}/v1/stores/names/batch-get", json={"keys": asked})
+    requested = [*KEYS, "nobody", 7]
+    answer = httpx.post(f"http://{router}/v1/stores/names/batch-get", json={"keys": requested})
     *found, missing, bad = answer.json()["results"]
     assert [(item["key"], item["value"], item["partition"]) for item in found] == [(k, 1, place(k)) for k in KEYS]
     assert missing["key"] == "nobody"
@@ -130,7 +131,7 @@ def test_lists_of_one_key(served):
         assert get(router, f"prices/keys/{key}", as_of=1500).json()["value"] == 1000
 
 
-def test_the_client_reads_and_remembers_positions_of_all_partitions(served):
+def test_client_session_keeps_positions_of_all_partitions(served):
     _, router = served
     with Client(f"http://{router}") as client:
         session = client.session()
@@ -159,7 +160,8 @@ def test_a_worker_wants_the_partition_named(served):
     assert get(worker, "names/keys/k1", partition=place("k1")).json()["value"] == 1
 
 
-def test_with_a_partition_out_of_reach_a_hit_is_a_hit_and_a_miss_is_none(tmp_path):
+def test_unreachable_partition_turns_misses_into_no_replica(tmp_path):
+    """A hit in another partition is a hit."""
     alone = ("--num-standby-replicas", "0", "--session-timeout-ms", "20000")
     with running_cluster(tmp_path, topology_text=TOPOLOGY, worker_options=alone) as cluster:
         write(cluster)

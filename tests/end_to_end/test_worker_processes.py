@@ -86,7 +86,8 @@ def figure(metrics: str, name: str) -> float:
     return sum(float(found) for found in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", metrics, re.M))
 
 
-def test_the_state_of_one_process_is_the_first_ones_and_nothing_of_it_is_moved(served):
+def test_first_process_keeps_the_single_process_state(served):
+    """State from a worker of one process is not moved."""
     assert served.cluster.get(served.worker, "/v1/identity")["process_id"] == served.process_id
     assert served.cluster.get(served.second, "/v1/identity")["process_id"] != served.process_id
     state = served.cluster.directory / "state-0"
@@ -94,7 +95,8 @@ def test_the_state_of_one_process_is_the_first_ones_and_nothing_of_it_is_moved(s
     assert (state / "process-1" / "test" / "process.json").exists()
 
 
-def test_tasks_are_divided_and_no_standby_is_on_its_actives_machine(served):
+def test_standbys_are_on_other_machines_than_their_actives(served):
+    """Tasks are divided among all processes."""
     found = served.cluster.roles(served.router, "counts")
     actives = {host for roles in found.values() for host, role in roles.items() if role == "active"}
     assert actives == {served.worker, served.second, served.elsewhere, next_to(served.elsewhere)}
@@ -121,7 +123,8 @@ def test_any_process_reports_on_the_worker_as_a_whole(served):
 
 
 @pytest.mark.chaos
-def test_a_process_that_is_killed_is_replaced_and_its_tasks_are_answered_meanwhile(served):
+def test_killed_process_is_replaced_without_failed_reads(served):
+    """What it counted stays in the worker's metrics."""
     parent = served.cluster.workers[served.worker].pid
     before = children(parent)
     counted = figure(get(served.worker, "/metrics").text, "forebay_reads_total")
@@ -159,7 +162,7 @@ def ended(worker: str) -> bool:
     return True
 
 
-def test_a_worker_with_fewer_processes_than_before_names_what_it_leaves(served):
+def test_restart_with_fewer_processes_names_leftover_state(served):
     cluster, worker = served.cluster, served.worker
     process = cluster.workers[worker]
     before = children(process.pid)

@@ -28,7 +28,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.lag:lag_of",
         "(beginning if known_to is None else known_to)",
         "progress.position",
-        ("core/test_lag.py::test_record_lag_counts_from_the_consistent_position_not_from_the_position",),
+        ("core/test_lag.py::test_record_lag_counts_from_the_consistent_offset",),
     ),
     Mutant(
         "record-lag-cold-from-zero",
@@ -52,7 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.lag:provable",
         "if now_boot_ms - progress.end_sent_boot_ms > end_offset_max_age_ms:",
         "if False:",
-        ("core/test_lag.py::test_an_old_observation_of_the_end_proves_no_record_lag_but_keeps_the_times",),
+        ("core/test_lag.py::test_old_end_offset_proves_no_record_lag",),
     ),
     Mutant(
         "end-offset-max-age-unused",
@@ -84,7 +84,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.lag:EndOffsets.last_caught_up",
         "<= consistent_position",
         "<= consistent_position + 1",
-        ("core/test_lag.py::test_recent_observations_are_told_apart_exactly",),
+        ("core/test_lag.py::test_recent_observations_are_distinguished_exactly",),
     ),
     Mutant(
         "time-lag-without-open-transactions",
@@ -108,10 +108,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.apply:_note_nothing_new",
         "replica.is_checkpoint_due(batch.end.sent_boot_ms)",
         "False",
-        (
-            "service/tasks/test_open_transactions.py::"
-            "test_a_transaction_open_for_longer_than_tombstones_live_costs_no_rebuild",
-        ),
+        ("service/tasks/test_open_transactions.py::test_long_transaction_costs_no_rebuild",),
     ),
     Mutant(
         "late-observation",
@@ -135,7 +132,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.lag:worst_lag",
         "if known and len(known) == len(figures)",
         "if known",
-        ("core/test_lag.py::test_the_worst_lag_is_figure_by_figure_and_unknown_if_any_is",),
+        ("core/test_lag.py::test_worst_lag_is_taken_figure_by_figure",),
     ),
     Mutant(
         "lag-aged-down",
@@ -143,7 +140,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.lag:Lag.aged",
         "math.ceil",
         "math.floor",
-        ("router/reads/test_scatter.py::test_the_time_that_a_page_waited_to_be_sent_is_part_of_its_lag",),
+        ("router/reads/test_scatter.py::test_time_until_sending_adds_to_a_pages_lag",),
     ),
     Mutant(
         "ceiling-wider",
@@ -191,10 +188,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.folding:Fold._see_heartbeat",
         "as_of_ms is None and self.queries.get(writer) == beat.query_id",
         "as_of_ms is None",
-        (
-            "service/tasks/test_applier.py::"
-            "test_a_new_query_under_the_same_name_does_not_inherit_what_the_old_one_said",
-        ),
+        ("service/tasks/test_applier.py::test_new_query_does_not_inherit_the_old_ones_age",),
     ),
     Mutant(
         "stored-moment-of-the-future",
@@ -202,7 +196,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.apply:progress_at_open",
         "moment is None or moment > now_boot_ms",
         "moment is None",
-        ("service/tasks/test_applier.py::test_a_moment_that_is_still_to_come_by_the_wall_clock_is_none",),
+        ("service/tasks/test_applier.py::test_time_in_the_future_is_ignored",),
     ),
     Mutant(
         "another-log",
@@ -210,10 +204,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.continuity:continuity_fault",
         "if log is not None and log != batch.identity:",
         "if False:",
-        (
-            "service/tasks/test_applier.py::"
-            "test_a_replaced_log_is_noticed_even_when_it_has_grown_past_the_old_position",
-        ),
+        ("service/tasks/test_applier.py::test_replaced_log_is_noticed_beyond_the_old_offset",),
     ),
     Mutant(
         "end-below-position",
@@ -229,10 +220,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.continuity:continuity_fault",
         "before.position > 0 and batch.tombstone_floor > max(before.position, before.tombstone_floor)",
         "False",
-        (
-            "service/tasks/test_recovery.py::"
-            "test_a_replica_far_behind_that_missed_tombstones_is_rebuilt_and_resurrects_no_key",
-        ),
+        ("service/tasks/test_recovery.py::test_lagging_replica_that_missed_tombstones_is_rebuilt",),
     ),
     Mutant(
         "tombstones-trusted-for-ever",
@@ -240,7 +228,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.continuity:_TOMBSTONES_TRUSTED",
         "0.9",
         "1.2",
-        ("service/tasks/test_applier.py::test_a_replica_away_for_about_as_long_as_tombstones_live_is_rebuilt",),
+        ("service/tasks/test_applier.py::test_replica_away_for_a_tombstones_life_is_rebuilt",),
     ),
     Mutant(
         "compaction-of-the-young",
@@ -248,10 +236,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.compaction:_find_compactable",
         "now_ms - limits.min_compaction_lag_ms",
         "now_ms",
-        (
-            "core/changelog/test_sqlite_compaction.py::"
-            "test_records_younger_than_the_minimum_lag_stay_and_so_does_what_follows_them",
-        ),
+        ("core/changelog/test_sqlite_compaction.py::test_records_within_the_minimum_lag_stay",),
     ),
     Mutant(
         "tombstone-floor-stays",
@@ -267,7 +252,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.consumer:SqliteConsumer.current",
         "tp not in self._unread and tp not in self._unsettled",
         "tp not in self._unread",
-        ("core/changelog/test_sqlite.py::test_a_log_is_not_called_current_while_somebody_is_about_to_commit",),
+        ("core/changelog/test_sqlite.py::test_log_is_not_current_during_an_open_commit",),
     ),
     Mutant(
         "diverged-log-read",
@@ -373,7 +358,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.reads.bounds_check:Admission.tolerance",
         "tolerance if self._ceiling == UNLIMITED else tolerance.held_to(self._ceiling)",
         "tolerance",
-        ("end_to_end/test_ceilings.py::test_a_read_is_held_to_the_ceiling_however_wide_its_own_bound",),
+        ("end_to_end/test_ceilings.py::test_read_is_held_to_the_ceiling",),
     ),
     Mutant(
         "defaults-of-the-store-ignored",
@@ -389,10 +374,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.reads.scans:Scans.answer",
         "if not tolerance.met_by(lag):",
         "if False:",
-        (
-            "service/reads/test_scans.py::"
-            "test_a_list_whose_first_partition_leaves_its_bounds_while_others_are_read_is_refused",
-        ),
+        ("service/reads/test_scans.py::test_list_out_of_bounds_while_reading_is_rejected",),
     ),
     Mutant(
         "late-answer-passed-on",
@@ -400,10 +382,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.rest.aging:answer_by_now",
         "if not tolerance.met_by(lag):",
         "if False:",
-        (
-            "end_to_end/test_fast_path.py::"
-            "test_an_answer_that_waits_for_an_earlier_one_is_as_old_as_it_is_when_it_is_sent",
-        ),
+        ("end_to_end/test_fast_path.py::test_delayed_answer_states_its_age_at_sending",),
     ),
     Mutant(
         "held-back-answer-as-new",
@@ -411,10 +390,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.fast_path.pending:PendingResponse.render",
         "if self._bounds is not None:",
         "if False:",
-        (
-            "end_to_end/test_fast_path.py::"
-            "test_an_answer_that_waits_for_an_earlier_one_is_as_old_as_it_is_when_it_is_sent",
-        ),
+        ("end_to_end/test_fast_path.py::test_delayed_answer_states_its_age_at_sending",),
     ),
     Mutant(
         "position-in-a-replay",
@@ -503,10 +479,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.replica_view:ReplicaView.knows_all_keys",
         "self.restored and not self.filling",
         "self.restored",
-        (
-            "service/reads/test_filling.py::"
-            "test_a_key_missed_in_content_before_the_end_of_the_filling_is_not_stated_after_it",
-        ),
+        ("service/reads/test_filling.py::test_miss_admitted_during_filling_is_not_stated_later",),
     ),
     Mutant(
         "miss-in-a-later-replay",
@@ -570,10 +543,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.reads.misses:why_unproven",
         "if forgotten:",
         "if False:",
-        (
-            "end_to_end/test_queries.py::"
-            "test_what_a_key_was_before_the_history_that_is_kept_is_gone_and_not_said_never_to_have_been",
-        ),
+        ("end_to_end/test_queries.py::test_value_before_the_kept_history_is_expired",),
     ),
     Mutant(
         "miss-in-another-partition",
@@ -581,7 +551,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.reads.bounds_check:Admission.agreed_partition",
         "requested is not None and requested != found",
         "False",
-        ("end_to_end/test_reads.py::test_a_worker_does_not_look_for_a_key_in_another_partition",),
+        ("end_to_end/test_reads.py::test_a_worker_seeks_a_key_in_no_other_partition",),
     ),
     Mutant(
         "miss-of-one-partition",
@@ -670,7 +640,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.retention:oldest_kept_ms",
         " + 1",
         "",
-        ("service/tasks/test_expiry.py::test_what_ends_too_long_before_stream_time_goes_and_nothing_else",),
+        ("service/tasks/test_expiry.py::test_sweep_removes_exactly_what_is_past_retention",),
     ),
     Mutant(
         "stream-time-without-bound",
@@ -702,9 +672,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.recovery:Recovery._predecessor_of",
         "phase=phase, ends=EndOffsets(), admitted=None, on_corrupted=report",
         "ends=EndOffsets(), admitted=None",
-        (
-            "service/tasks/test_recovery.py::test_an_old_store_that_cannot_be_read_is_served_no_longer_and_its_rebuild_goes_on",
-        ),
+        ("service/tasks/test_recovery.py::test_corrupted_predecessor_is_dropped",),
     ),
     Mutant(
         "predecessor-not-served",
@@ -712,7 +680,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.applier:_damaged",
         "as_it_once_was=isinstance(corrupted, TombstonesMissed)",
         "as_it_once_was=False",
-        ("service/tasks/test_recovery.py::test_a_store_that_missed_tombstones_serves_until_its_rebuild_is_done",),
+        ("service/tasks/test_recovery.py::test_predecessor_serves_until_the_rebuild_is_done",),
     ),
     Mutant(
         "list-beyond-its-bounds",
@@ -793,9 +761,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "if offset < self._begin or",
         "if False and",
         (
-            "service/tasks/test_recent_changes.py::test_memory_is_bounded_and_what_was_forgotten_is_known_to_be",
-            "service/reads/test_changes_pages.py"
-            "::test_what_was_deleted_since_cannot_be_known_any_more_and_the_state_is_sent_anew",
+            "service/tasks/test_recent_changes.py::test_recent_changes_are_bounded",
+            "service/reads/test_changes_pages.py::test_unknown_deletions_restart_from_the_state",
         ),
     ),
     Mutant(
@@ -804,9 +771,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.reads.changes_pages:_PageRead._add_changed",
         "if gone:",
         "if False:",
-        (
-            "service/reads/test_changes_pages.py::test_the_state_comes_first_then_what_changes_of_each_key_the_newest",
-        ),
+        ("service/reads/test_changes_pages.py::test_state_is_followed_by_each_keys_newest_change",),
     ),
     Mutant(
         "several-events-with-one-id",
@@ -822,10 +787,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.rest.store_changes.tail:Tail.missed_by",
         "if not (cursor.reaches(newest.begin) and is_later):",
         "if False:",
-        (
-            "service/reads/test_store_followers.py"
-            "::test_a_slow_client_gets_the_newest_value_alone_and_nothing_is_queued",
-        ),
+        ("service/reads/test_store_followers.py::test_slow_follower_gets_only_the_newest_value",),
     ),
     Mutant(
         "list-complete-though-partition-lost",
@@ -849,7 +811,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.rest.lists:list_tail",
         'b"false" if absent else b"true"',
         'b"true"',
-        ("end_to_end/test_queries.py::test_a_missing_partition_is_a_clear_error_unless_a_part_is_allowed",),
+        ("end_to_end/test_queries.py::test_missing_partition_fails_a_list_unless_partial",),
     ),
     Mutant(
         "entry-twice",
@@ -889,7 +851,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.reads.scans:Scans._partitions",
         "() if cursor is None else cursor.missing",
         "()",
-        ("service/reads/test_scans.py::test_a_partition_that_one_page_left_out_stays_out_of_all_that_follow",),
+        ("service/reads/test_scans.py::test_missing_partition_stays_missing_on_later_pages",),
     ),
     Mutant(
         "range-closed",
@@ -905,7 +867,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.rest.scans:Scan.selected",
         "self.first_ms if oldest_ms is None else max(self.first_ms, oldest_ms)",
         "self.first_ms",
-        ("service/reads/test_scans.py::test_the_times_that_pass_are_those_that_are_asked_for_and_kept",),
+        ("service/reads/test_scans.py::test_time_range_selects_overlapping_kept_entries",),
     ),
     Mutant(
         "as-of-exclusive",
@@ -921,7 +883,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.rocksdb:_walk",
         "cursor.status()",
         "pass",
-        ("end_to_end/test_state.py::test_a_store_with_a_damaged_block_leaves_nothing_out_and_is_rebuilt",),
+        ("end_to_end/test_state.py::test_damaged_block_omits_nothing_and_is_rebuilt",),
     ),
     # The state on disk.
     Mutant(
@@ -938,9 +900,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.recovery:Recovery._rebuild",
         "replica.invalidate()",
         "pass",
-        (
-            "service/tasks/test_recovery.py::test_a_replaced_logs_content_is_served_at_no_moment_while_it_cannot_be_set_aside",
-        ),
+        ("service/tasks/test_recovery.py::test_replaced_logs_store_is_never_served",),
     ),
     Mutant(
         "any-phase-after-any",
@@ -972,9 +932,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.applier:Applier._restored_reported",
         "if replica.view.restored and not restored:",
         "if True:",
-        (
-            "service/tasks/test_recovery.py::test_what_was_set_aside_is_kept_until_the_rebuild_is_done_even_by_a_later_process",
-        ),
+        ("service/tasks/test_recovery.py::test_set_aside_store_is_kept_until_the_rebuild_is_done",),
     ),
     Mutant(
         "line-looks-younger",
@@ -982,7 +940,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.checkpoint_file:CheckpointFile.add",
         "self._date(min(",
         "self._date(max(",
-        ("service/state/test_stores.py::test_no_line_looks_younger_than_it_is_whichever_was_written_last",),
+        ("service/state/test_stores.py::test_checkpoint_age_is_that_of_its_oldest_line",),
     ),
     Mutant(
         "idle-moment-not-kept",
@@ -998,7 +956,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.rocksdb:RocksDbStore.commit",
         "batch.put(OFFSET_KEY, _offsets_to_json(offsets))",
         "self._db[OFFSET_KEY] = _offsets_to_json(offsets)",
-        ("service/state/test_crash.py::test_a_killed_store_equals_the_fold_of_the_log_up_to_its_offset",),
+        ("service/state/test_crash.py::test_killed_store_equals_the_log_up_to_its_offset",),
     ),
     Mutant(
         "restored-file-anywhere",
@@ -1014,10 +972,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.checkpointed_store:CheckpointedStore._write",
         "self._inner.flush()",
         "pass",
-        (
-            "service/state/test_stores.py::"
-            "test_a_legacy_store_that_was_killed_has_the_logs_content_after_the_replay",
-        ),
+        ("service/state/test_stores.py::test_killed_legacy_store_equals_the_log_after_replay",),
     ),
     Mutant(
         "legacy-consistent-at-open",
@@ -1025,10 +980,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.checkpointed_store:CheckpointedStore.__init__",
         "pending_end=max(end_offset, position)",
         "pending_end=None",
-        (
-            "service/state/test_stores.py::"
-            "test_after_a_crash_a_legacy_store_is_at_no_point_of_history_before_the_end_at_open",
-        ),
+        ("service/state/test_stores.py::test_crashed_legacy_store_is_consistent_at_the_end_only",),
     ),
     Mutant(
         "checkpoint-interval",
@@ -1036,10 +988,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.checkpointed_store:CheckpointedStore.commit",
         "self._clock() - self._written_boot_ms >= self._interval_ms",
         "False",
-        (
-            "service/state/test_stores.py::"
-            "test_a_checkpoint_is_written_after_its_interval_or_ten_thousand_records_and_at_close",
-        ),
+        ("service/state/test_stores.py::test_checkpoint_interval_is_time_records_or_close",),
     ),
     Mutant(
         "checkpoint-number-of-records",
@@ -1047,10 +996,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.checkpointed_store:CheckpointedStore.commit",
         "due or self._records_since >= RECORDS_PER_CHECKPOINT",
         "due",
-        (
-            "service/state/test_stores.py::"
-            "test_a_checkpoint_is_written_after_its_interval_or_ten_thousand_records_and_at_close",
-        ),
+        ("service/state/test_stores.py::test_checkpoint_interval_is_time_records_or_close",),
     ),
     Mutant(
         "checkpoint-at-close",
@@ -1058,10 +1004,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.checkpointed_store:CheckpointedStore.close",
         "self._write()",
         "pass",
-        (
-            "service/state/test_stores.py::"
-            "test_a_checkpoint_is_written_after_its_interval_or_ten_thousand_records_and_at_close",
-        ),
+        ("service/state/test_stores.py::test_checkpoint_interval_is_time_records_or_close",),
     ),
     Mutant(
         "two-appliers",
@@ -1077,7 +1020,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.task_cleanup:TaskCleanup.delete_due",
         "self._since_epoch_ms.keys() & {_ReleasedTask(task) for task in wanted}",
         "()",
-        ("service/tasks/test_manager.py::test_state_is_kept_for_as_long_after_its_task_was_last_wanted",),
+        ("service/tasks/test_manager.py::test_cleanup_delay_counts_from_the_last_assignment",),
     ),
     Mutant(
         "store-of-another-kind",
@@ -1085,7 +1028,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.origin:difference",
         "if value != wanted[name]",
         'if value != wanted[name] and name == "log"',
-        ("service/state/test_stores.py::test_a_store_that_was_built_as_another_is_set_aside_and_begun_anew",),
+        ("service/state/test_stores.py::test_store_of_another_identity_is_set_aside",),
     ),
     Mutant(
         "records-without-an-offset",
@@ -1093,7 +1036,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.store_factory:_require_offset",
         "store.committed_offset(tp) is None and _has_records(store)",
         "False",
-        ("service/state/test_stores.py::test_a_rocksdb_store_with_records_and_no_offset_is_set_aside",),
+        ("service/state/test_stores.py::test_rocksdb_records_without_an_offset_are_set_aside",),
     ),
     Mutant(
         "offset-migrated-over-another",
@@ -1109,10 +1052,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.store_factory:StoreFactory._forget_offsets",
         "file.remove(tp)",
         "pass",
-        (
-            "service/state/test_stores.py::"
-            "test_an_offset_without_its_store_is_not_resumed_at_though_the_first_opening_fails",
-        ),
+        ("service/state/test_stores.py::test_offset_without_its_store_is_not_resumed",),
     ),
     Mutant(
         "in-memory-offset-kept",
@@ -1120,10 +1060,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.manager:TaskManager._close",
         "replica.view.store.persistent and replica.view.restored",
         "replica.view.restored",
-        (
-            "service/tasks/test_manager.py::"
-            "test_what_is_released_counts_as_far_as_it_was_applied_unless_it_was_in_memory",
-        ),
+        ("service/tasks/test_manager.py::test_released_task_keeps_its_offset_unless_in_memory",),
     ),
     # Relocation (KIP-816).
     Mutant(
@@ -1132,7 +1069,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.relocation_plan:plan_relocation",
         "if keeper != target:",
         "if False:",
-        ("end_to_end/test_state.py::test_state_moves_with_its_store_when_the_topology_is_reordered",),
+        ("end_to_end/test_state.py::test_state_moves_with_its_store_in_the_topology",),
     ),
     Mutant(
         "relocation-keeps-the-line",
@@ -1140,7 +1077,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.relocate:_finish",
         "_forget_line(flight.source, flight.topic_partition)",
         "pass",
-        ("service/state/test_relocation_plan.py::test_every_permutation_of_four_ordinals_killed_after_each_step",),
+        ("service/state/test_relocation_plan.py::test_every_permutation_survives_a_kill_at_each_step",),
     ),
     Mutant(
         "relocation-overwrites",
@@ -1148,7 +1085,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.relocate:_rename",
         "if os.path.lexists(flight.target):",
         "if False:",
-        ("service/state/test_relocation_plan.py::test_what_appears_in_a_place_after_the_plan_is_not_overwritten",),
+        ("service/state/test_relocation_plan.py::test_store_appearing_after_the_plan_is_not_overwritten",),
     ),
     Mutant(
         "relocation-though-off",
@@ -1164,10 +1101,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.relocation_plan:_surpasses",
         "rival_offset > offset",
         "rival_offset < offset",
-        (
-            "service/state/test_relocation_plan.py::"
-            "test_of_two_stores_for_one_place_one_stays_and_the_other_is_set_aside",
-        ),
+        ("service/state/test_relocation_plan.py::test_colliding_store_is_set_aside",),
     ),
     # The log.
     Mutant(
@@ -1176,10 +1110,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.partition:append_batch",
         "if marker is not None and (count, digest) == marker[:2]:",
         "if False:",
-        (
-            "core/changelog/test_sqlite_partition.py::"
-            "test_a_repeated_batch_is_skipped_and_says_what_the_first_said",
-        ),
+        ("core/changelog/test_sqlite_partition.py::test_repeated_batch_returns_the_first_result",),
     ),
     Mutant(
         "batch-differs",
@@ -1211,10 +1142,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.partition:claim_writer",
         "elif row[0]:",
         "elif False:",
-        (
-            "core/changelog/test_sqlite_partition.py::"
-            "test_a_superseded_query_that_writes_again_is_refused_and_writes_nothing",
-        ),
+        ("core/changelog/test_sqlite_partition.py::test_superseded_query_is_refused",),
     ),
     Mutant(
         "partitioner-of-another",
@@ -1222,7 +1150,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.partitioning:Murmur2Partitioner.partition",
         "& 0x7FFFFFFF",
         "& 0xFFFFFFFF",
-        ("core/test_partitioning.py::test_a_negative_hash_still_gives_a_partition_as_kafka_computes_it",),
+        ("core/test_partitioning.py::test_negative_hash_is_masked_as_in_kafka",),
     ),
     Mutant(
         "keys-interleave",
@@ -1247,7 +1175,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.metadata:ClusterMap.by_topic_partition",
         "for tp in metadata.standby_topic_partitions:",
         "for tp in ():",
-        ("core/test_metadata.py::test_a_key_leads_to_its_partition_its_active_and_its_standbys",),
+        ("core/test_metadata.py::test_key_leads_to_its_partition_active_and_standbys",),
     ),
     Mutant(
         "partition-over-another-count",
@@ -1255,7 +1183,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.metadata:StreamsMetadataState.key_query_metadata",
         "chosen.partition(plain_key, spec.partitions)",
         "chosen.partition(plain_key, 2 * spec.partitions)",
-        ("core/test_metadata.py::test_a_callers_own_partitioner_decides_over_the_stores_true_partition_count",),
+        ("core/test_metadata.py::test_custom_partitioner_gets_the_true_partition_count",),
     ),
     Mutant(
         "message-of-a-newer-version",
@@ -1263,7 +1191,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.messages:_read",
         'document["least"] > VERSION',
         "False",
-        ("service/group/test_messages.py::test_a_message_beyond_this_reader_is_refused_with_what_to_do",),
+        ("service/group/test_messages.py::test_unsupported_version_is_refused_with_the_remedy",),
     ),
     Mutant(
         "active-not-caught-up",
@@ -1271,10 +1199,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.current_assignment:Situation._within",
         "if lag <= limit and not",
         "if not",
-        (
-            "service/group/test_assignor.py::"
-            "test_a_caught_up_member_is_active_where_there_is_one_else_the_nearest_copy",
-        ),
+        ("service/group/test_assignor.py::test_caught_up_member_or_nearest_copy_is_active",),
     ),
     Mutant(
         "warm-ups-unbounded",
@@ -1298,7 +1223,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.current_assignment:_held_standbys",
         "if len(others) < enough:",
         "if len(others) < enough - 1:",
-        ("service/group/test_assignor.py::test_a_caught_up_replica_stays_until_enough_others_are_caught_up",),
+        ("service/group/test_assignor.py::test_caught_up_replica_stays_until_others_are_caught_up",),
     ),
     Mutant(
         "latest-offset-of-any-active",
@@ -1314,7 +1239,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.leader:Leader.lags",
         "return max(map(behind",
         "return min(map(behind",
-        ("service/group/test_leader.py::test_a_task_is_as_far_behind_as_the_store_that_is_farthest_behind",),
+        ("service/group/test_leader.py::test_task_lag_is_that_of_its_farthest_store",),
     ),
     Mutant(
         "racks-ignored",
@@ -1330,7 +1255,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.sqlite.database:GroupTransaction.put_assignment",
         "WHERE leader = ? AND leader_until > ? AND incarnation = ? AND generation = ?",
         "WHERE ? <> '' AND ? <> 0 AND incarnation = ? AND ? IS NOT NULL",
-        ("service/group/test_sqlite.py::test_a_leader_that_was_stopped_within_its_round_changes_nothing",),
+        ("service/group/test_sqlite.py::test_leader_stopped_within_its_round_changes_nothing",),
     ),
     Mutant(
         "leases-outlive-a-reboot",
@@ -1346,7 +1271,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.sqlite.membership:SqliteMembership._renew",
         "Generation(mine.known_generation.incarnation + 1, 0)",
         "Generation(mine.known_generation.incarnation, 0)",
-        ("service/group/test_sqlite.py::test_a_database_restored_from_before_goes_on_above_what_members_know",),
+        ("service/group/test_sqlite.py::test_restored_backup_exceeds_known_generations",),
     ),
     Mutant(
         "leader-of-another-topology",
@@ -1354,10 +1279,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.leadership:may_lead",
         "mine in foremost if led else mine == foremost[0]",
         "True",
-        (
-            "service/group/test_sqlite.py::"
-            "test_a_member_of_another_topology_does_not_lead_the_rest_when_their_leader_goes",
-        ),
+        ("service/group/test_sqlite.py::test_other_topologys_member_does_not_lead",),
     ),
     Mutant(
         "obstructed-copies-dropped",
@@ -1373,7 +1295,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.worker:Worker._reported_position",
         "if not replica.view.restored:",
         "if False:",
-        ("end_to_end/test_state.py::test_state_of_a_log_that_was_reset_meanwhile_takes_no_good_copys_place",),
+        ("end_to_end/test_state.py::test_state_of_a_reset_log_replaces_no_good_replica",),
     ),
     Mutant(
         "gap-untold",
@@ -1381,7 +1303,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.consumer:SqliteConsumer._read",
         "after - position != len(records)",
         "False",
-        ("core/changelog/test_sqlite.py::test_a_gap_is_told_where_compaction_took_records_and_only_there",),
+        ("core/changelog/test_sqlite.py::test_gap_is_reported_only_over_compacted_offsets",),
     ),
     Mutant(
         "failover-moves-others",
@@ -1397,9 +1319,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.current_assignment:Situation.caught_up",
         "checked=True",
         "checked=False",
-        (
-            "service/group/test_assignor.py::test_for_copies_that_may_be_worthless_nothing_is_released_and_no_warm_up_spent",
-        ),
+        ("service/group/test_assignor.py::test_unchecked_copies_release_nothing",),
     ),
     Mutant(
         "rebuilt-at-once",
@@ -1407,9 +1327,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.absences:Absences.__init__",
         "self._delay_ms = standby_rebuild_delay_ms",
         "self._delay_ms = 0",
-        (
-            "service/group/test_sqlite.py::test_the_actives_of_a_silent_member_move_to_its_standbys_and_nothing_is_built_before_the_delay",
-        ),
+        ("service/group/test_sqlite.py::test_unresponsive_members_actives_move_after_its_session",),
     ),
     Mutant(
         "lease-by-a-late-answer",
@@ -1417,9 +1335,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.group_member:GroupMember.on_heartbeat",
         "max(sent_boot_ms, self._heartbeat_sent_boot_ms)",
         "sent_boot_ms",
-        (
-            "service/group/test_group_member.py::test_a_lease_covers_only_what_is_followed_and_no_stale_message_extends_it",
-        ),
+        ("service/group/test_group_member.py::test_lease_covers_only_a_followed_assignment",),
     ),
     Mutant(
         "lease-without-following",
@@ -1427,9 +1343,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.group_member:GroupMember.follow",
         "self._follows = info.generation == self.known",
         "self._follows = True",
-        (
-            "service/group/test_group_member.py::test_a_lease_covers_only_what_is_followed_and_no_stale_message_extends_it",
-        ),
+        ("service/group/test_group_member.py::test_lease_covers_only_a_followed_assignment",),
     ),
     Mutant(
         "absences-of-another-leaders-time",
@@ -1445,9 +1359,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.subscriptions:SubscriptionReader.read",
         "if name not in self._unreadable:",
         "if True:",
-        (
-            "service/group/test_subscriptions.py::test_an_unreadable_message_leaves_out_its_member_and_is_warned_of_once",
-        ),
+        ("service/group/test_subscriptions.py::test_unreadable_subscription_is_skipped_with_a_warning",),
     ),
     Mutant(
         "lease-extended-by-a-join",
@@ -1471,9 +1383,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.group_member:GroupMember.conclude",
         "info = led.previous if led.is_followed else",
         "info = led.previous if True else",
-        (
-            "service/group/test_group_member.py::test_an_assignment_that_members_may_not_follow_is_given_out_under_a_new_generation",
-        ),
+        ("service/group/test_group_member.py::test_unfollowable_assignment_gets_a_new_generation",),
     ),
     Mutant(
         "empty-round-after-a-missed-one",
@@ -1481,9 +1391,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.kafka.membership:KafkaMembership._on_empty_round",
         "if not self._missed_round:",
         "if True:",
-        (
-            "service/group/test_kafka_rounds.py::test_a_member_that_missed_an_assignment_is_active_until_its_lease_ends",
-        ),
+        ("service/group/test_kafka_rounds.py::test_missed_assignment_extends_no_lease",),
     ),
     Mutant(
         "unfinished-round-forgotten",
@@ -1491,9 +1399,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.kafka.membership:KafkaMembership.subscription",
         "self._round_is_open or self._clock()",
         "self._clock()",
-        (
-            "service/group/test_kafka_rounds.py::test_a_leader_that_missed_the_end_of_its_own_round_gives_out_above_it",
-        ),
+        ("service/group/test_kafka_rounds.py::test_leader_exceeds_the_generation_it_never_followed",),
     ),
     Mutant(
         "lease-by-a-recreated-group",
@@ -1509,9 +1415,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.leader:Leader.next_assignment",
         "if name not in gone_for_good",
         "if name",
-        (
-            "service/group/test_leader.py::test_the_place_of_a_member_that_will_not_come_back_is_given_away_at_once",
-        ),
+        ("service/group/test_leader.py::test_place_of_a_non_returning_member_is_given_away",),
     ),
     Mutant(
         "first-assignment-at-once",
@@ -1535,9 +1439,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.state.directory:StateDirectory.next_incarnation",
         "max(now_epoch_ms, before + 1 if type(before) is int else 0)",
         "now_epoch_ms",
-        (
-            "service/state/test_directory.py::test_a_start_is_newer_than_any_before_also_where_the_clock_was_set_back",
-        ),
+        ("service/state/test_directory.py::test_incarnation_grows_though_the_clock_was_set_back",),
     ),
     Mutant(
         "move-not-journalled",
@@ -1553,9 +1455,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.partition:check_directory",
         "if found != directory_id:",
         "if False:",
-        (
-            "core/changelog/test_sqlite_partition.py::test_an_executor_that_sees_another_directory_is_refused_naming_both_hosts",
-        ),
+        ("core/changelog/test_sqlite_partition.py::test_executor_with_another_directory_is_refused",),
     ),
     Mutant(
         "partition-count-changed",
@@ -1563,7 +1463,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.changelog:SqliteChangelog._require_count",
         "if found != partitions:",
         "if False:",
-        ("core/changelog/test_sqlite.py::test_another_partition_count_is_refused_naming_topic_counts_and_remedy",),
+        ("core/changelog/test_sqlite.py::test_partition_count_mismatch_names_topic_and_remedy",),
     ),
     # The router.
     Mutant(
@@ -1596,7 +1496,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.routing.hedging:HedgeBudget.spend",
         "if self._tokens < 1:",
         "if False:",
-        ("core/routing/test_hedging.py::test_no_more_than_a_tenth_of_requests_are_hedged_in_the_long_run",),
+        ("core/routing/test_hedging.py::test_at_most_a_tenth_of_requests_is_hedged",),
     ),
     Mutant(
         "hedge-after-a-time-out",
@@ -1620,9 +1520,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.routing.candidates:candidates",
         "[holder.host for holder in ranked]",
         "[holder.host for holder in ranked if _rank(holder, tolerance) < _Rank.TOO_FAR_BEHIND]",
-        (
-            "core/routing/test_candidates.py::test_everyone_is_asked_once_and_whoever_is_well_and_within_tolerance_first",
-        ),
+        ("core/routing/test_candidates.py::test_healthy_within_tolerance_precede_others",),
     ),
     Mutant(
         "active-not-first",
@@ -1646,7 +1544,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.reads.replica_read:ReplicaRead._note_refusal",
         "if answer.status == NotHostedHere.status:",
         "if False:",
-        ("end_to_end/test_routing.py::test_reads_find_partitions_that_moved_since_the_router_last_looked",),
+        ("end_to_end/test_routing.py::test_reads_find_partitions_moved_since_the_last_poll",),
     ),
     Mutant(
         "refusal-of-any",
@@ -1678,10 +1576,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.cluster.slow_start:SlowStart.lose",
         "self.window = 1",
         "self.window = None",
-        (
-            "router/cluster/test_slow_start.py::"
-            "test_after_a_loss_there_is_one_probe_then_one_more_with_each_answer_then_no_bound",
-        ),
+        ("router/cluster/test_slow_start.py::test_window_grows_with_each_answer_after_a_loss",),
     ),
     Mutant(
         "status-of-before",
@@ -1697,10 +1592,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.cluster.rejected_addresses:RejectedAddresses.admit",
         "if application_id == self.application_id:",
         "if True:",
-        (
-            "router/cluster/test_discovery.py::"
-            "test_a_router_serves_the_application_it_is_told_whoever_of_its_seeds_answers_first",
-        ),
+        ("router/cluster/test_discovery.py::test_router_serves_its_set_application",),
     ),
     Mutant(
         "client-takes-older-map",
@@ -1716,7 +1608,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.client.worker_read:WorkerRead._on_content",
         "if other is not None:",
         "if False:",
-        ("core/test_known_workers.py::test_an_address_at_which_another_worker_answers_is_not_believed",),
+        ("core/test_known_workers.py::test_address_of_another_worker_is_not_trusted",),
     ),
     Mutant(
         "keys-refused-by-one-replica-given-up",
@@ -1724,7 +1616,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.client.key_batches:refused_by_partition",
         "result.status in OF_THE_REPLICA",
         "False",
-        ("core/test_known_workers.py::test_of_a_batch_what_one_replica_does_not_hold_is_read_from_another",),
+        ("core/test_known_workers.py::test_batch_keys_are_retried_on_other_replicas",),
     ),
     Mutant(
         "own-host-ignored",
@@ -1732,7 +1624,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.routing.candidates:equally_good",
         "[holder for holder in good if holder.own_host] or ",
         "",
-        ("core/routing/test_candidates.py::test_prefer_any_stays_on_the_readers_machine_then_in_its_rack",),
+        ("core/routing/test_candidates.py::test_prefer_any_stays_on_the_host_then_in_the_rack",),
     ),
     Mutant(
         "rack-of-the-router-ignored",
@@ -1788,9 +1680,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.cluster.cluster:Cluster.holders",
         "hosts -= self.rejected_addresses.addresses",
         "pass",
-        (
-            "router/cluster/test_discovery.py::test_an_address_that_another_applications_worker_took_over_is_asked_for_nothing",
-        ),
+        ("router/cluster/test_discovery.py::test_address_of_another_application_gets_no_reads",),
     ),
     Mutant(
         "batch-keys-not-asked-elsewhere",
@@ -1806,9 +1696,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.reads.scatter:Gather._renew_early",
         "if early:",
         "if False:",
-        (
-            "end_to_end/test_routing.py::test_what_waits_for_a_worker_that_hangs_is_read_again_once_it_has_left_its_bounds",
-        ),
+        ("end_to_end/test_routing.py::test_answer_held_by_a_hung_worker_is_read_again",),
     ),
     # REST.
     Mutant(
@@ -1841,7 +1729,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.reads.replica_read:ReplicaRead.refusal",
         '{"late": late',
         '{"late": refusal',
-        ("core/test_client.py::test_silent_workers_and_a_silent_router_are_a_passed_deadline",),
+        ("core/test_client.py::test_unresponsive_servers_exceed_the_deadline",),
     ),
     Mutant(
         "conflict-not-final",
@@ -1881,10 +1769,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.rest.answers:lag_head",
         'b"" if record_lag is None else b"forebay-record-lag: %d\\r\\n" % record_lag',
         'b"forebay-record-lag: %d\\r\\n" % (record_lag or 0)',
-        (
-            "core/rest/test_answers.py::"
-            "test_figures_are_the_same_in_body_and_headers_and_unknown_ones_have_no_header",
-        ),
+        ("core/rest/test_answers.py::test_lag_is_the_same_in_body_and_headers",),
     ),
     Mutant(
         "long-work-in-one-turn",
@@ -1900,7 +1785,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.rest.turns:_LoopTurn.until_s",
         "if self._until_s is None:",
         "if True:",
-        ("core/rest/test_turns.py::test_work_that_many_have_in_one_turn_takes_no_longer_than_that_of_one",),
+        ("core/rest/test_turns.py::test_the_work_of_many_in_one_turn_is_bounded_as_of_one",),
     ),
     Mutant(
         "large-answer-in-one-turn",
@@ -1916,7 +1801,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.upstream.connection:Connection._end_parts",
         "len(data) == self._awaited",
         "True",
-        ("router/upstream/test_pool.py::test_a_large_body_is_left_in_parts_and_nothing_may_follow_it",),
+        ("router/upstream/test_pool.py::test_a_large_body_is_left_in_parts_and_ends_its_answer",),
     ),
     Mutant(
         "batch-of-any-size",
@@ -2004,7 +1889,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.routing.read_policy:ReadPolicy.resume",
         "self._met.add(host)",
         "pass",
-        ("router/reads/test_replica_read.py::test_a_worker_that_is_still_awaited_is_not_asked_again",),
+        ("router/reads/test_replica_read.py::test_a_worker_that_is_still_awaited_gets_no_second_request",),
     ),
     Mutant(
         "fail-over-in-a-refresh-only",
@@ -2012,7 +1897,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.routing.read_policy:ReadPolicy.settle",
         "self._ask_next(now_ms)",
         "pass",
-        ("core/routing/test_read_policy.py::test_a_fail_over_does_not_wait_for_others_that_are_being_asked",),
+        ("core/routing/test_read_policy.py::test_failover_does_not_wait_for_other_attempts",),
     ),
     Mutant(
         "newer-map-ignored",
@@ -2036,9 +1921,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.router:Router.full",
         ">= self.settings.max_in_flight_per_worker",
         "< 0",
-        (
-            "end_to_end/test_overload.py::test_a_full_worker_is_passed_over_and_a_read_that_only_it_could_answer_is_refused_at_once",
-        ),
+        ("end_to_end/test_overload.py::test_full_worker_is_skipped",),
     ),
     Mutant(
         "burst-without-end",
@@ -2055,9 +1938,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.reads.bounded_waits:BoundedWaits.one",
         "self._limit.take(peer)",
         "self._limit.count(peer)",
-        (
-            "service/reads/test_bounded_waits.py::test_no_more_than_a_bounded_number_wait_and_those_that_need_not_are_not_counted",
-        ),
+        ("service/reads/test_bounded_waits.py::test_waiting_reads_are_bounded",),
     ),
     Mutant(
         "pages-unbounded",
@@ -2073,7 +1954,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.reads.candidate_cache:CandidateCache._select_candidates",
         "if self._choices_made >= _MOST_CHOICES:",
         "if False:",
-        ("router/test_fast_path.py::test_clients_that_ask_in_any_number_of_ways_take_a_bounded_memory",),
+        ("router/test_fast_path.py::test_candidate_cache_is_bounded",),
     ),
     Mutant(
         "streams-unbounded",
@@ -2105,10 +1986,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.reads.scans:_read_page",
         " or scanned >= _MOST_SCANNED",
         "",
-        (
-            "service/reads/test_scans.py::"
-            "test_a_list_that_finds_little_looks_at_a_bounded_part_of_its_store_and_says_where_it_is",
-        ),
+        ("service/reads/test_scans.py::test_sparse_list_scans_a_bounded_part_per_page",),
     ),
     # What 0.1 wrote is understood.
     Mutant(
@@ -2141,7 +2019,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.replica:Replica.note_read_failure",
         "_replace(end_offset=None, high_watermark=None)",
         "_replace()",
-        ("service/tasks/test_applier.py::test_a_log_that_is_gone_is_reported_once_and_no_lag_of_it_is_claimed",),
+        ("service/tasks/test_applier.py::test_missing_log_is_reported_once_without_a_lag",),
     ),
     Mutant(
         "outage-forgets-comparison",
@@ -2149,7 +2027,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.replica:Replica.note_read_failure",
         "was_checked=view.checked, progress=unknown",
         "progress=unknown",
-        ("service/tasks/test_applier.py::test_a_log_that_is_gone_is_reported_once_and_no_lag_of_it_is_claimed",),
+        ("service/tasks/test_applier.py::test_missing_log_is_reported_once_without_a_lag",),
     ),
     Mutant(
         "damaged-record-served",
@@ -2214,10 +2092,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.console.replica_states:first_replica",
         "if replica.live",
         "if True",
-        (
-            "core/console/test_replica_states.py::"
-            "test_reads_go_to_the_active_then_to_a_restoring_replica_then_to_the_nearest_standby",
-        ),
+        ("core/console/test_replica_states.py::test_first_replica_is_active_restoring_then_standby",),
     ),
     Mutant(
         "unknown-lag-served",
@@ -2233,7 +2108,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.console.survey:StoreSurvey.add",
         "lag if self.partitions == 1 else worst_lag([self.lag, lag])",
         "self.lag if lag == UNKNOWN_LAG else lag",
-        ("core/console/test_survey.py::test_a_store_lags_as_its_worst_partition_and_not_as_its_standbys",),
+        ("core/console/test_survey.py::test_store_lag_is_the_worst_partitions",),
     ),
     Mutant(
         "state-as-reported",
@@ -2257,10 +2132,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.processes.process_group:WorkerProcesses.readiness",
         "answer is not True",
         "answer is False",
-        (
-            "end_to_end/test_worker_processes.py::"
-            "test_a_process_that_is_killed_is_replaced_and_its_tasks_are_answered_meanwhile",
-        ),
+        ("end_to_end/test_worker_processes.py::test_killed_process_is_replaced_without_failed_reads",),
     ),
     Mutant(
         "history-of-one-process",
@@ -2293,10 +2165,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.settings.reading:_refuse_everybody",
         'exposed_addresses(values["listen"])',
         "[]",
-        (
-            "core/test_settings.py::"
-            "test_where_others_may_reach_it_a_process_serves_everybody_only_if_that_is_intended",
-        ),
+        ("core/test_settings.py::test_open_listener_requires_tokens_or_consent",),
     ),
     Mutant(
         "socket-open-to-all",
@@ -2328,7 +2197,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.rest.unix_listeners:inherited_listener",
         "listener.setblocking(False)",
         "pass",
-        ("core/rest/test_unix_listeners.py::test_a_process_that_starts_does_not_make_accept_block_in_others",),
+        ("core/rest/test_unix_listeners.py::test_inherited_listener_stays_non_blocking",),
     ),
     Mutant(
         "extra-unnamed",
@@ -2360,7 +2229,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.bearer_tokens:_read_digests",
         "len(token) < LEAST_TOKEN_CHARACTERS",
         "len(token) < 0",
-        ("core/test_bearer_tokens.py::test_a_malformed_file_is_told_with_its_line_and_no_secret",),
+        ("core/test_bearer_tokens.py::test_a_malformed_file_is_named_with_its_line_and_no_secret",),
     ),
     Mutant(
         "ticket-without-end",
@@ -2400,7 +2269,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.reloaded_file:ReloadedFile._read",
         "modes[path] & _OF_OTHERS",
         "False",
-        ("core/test_reloaded_file.py::test_a_secret_that_all_may_read_or_write_is_warned_of_whenever_it_is_read",),
+        ("core/test_reloaded_file.py::test_exposed_secret_is_warned_of_at_each_reload",),
     ),
     Mutant(
         "host-unchecked-on-the-fast-path",
@@ -2449,7 +2318,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.spark.store_writer:beat_run",
         "0 <= batch_id < failed",
         "batch_id < failed",
-        ("core/spark/test_store_writer.py::test_a_store_that_lacks_a_batch_gets_heartbeats_of_earlier_ones_only",),
+        ("core/spark/test_store_writer.py::test_store_lacking_a_batch_gets_older_heartbeats_only",),
     ),
     Mutant(
         "lost-partition-continued",
@@ -2457,7 +2326,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.changelog:SqliteChangelog.has_written",
         "not here and identity != log",
         "False",
-        ("core/changelog/test_sqlite.py::test_a_log_that_lost_a_partition_does_not_have_what_a_query_wrote",),
+        ("core/changelog/test_sqlite.py::test_log_without_a_partition_lacks_a_querys_writes",),
     ),
     # The state tap: the log has the state, and each batch once.
     Mutant(
@@ -2466,7 +2335,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.state_tap.lineage:lineage_of",
         'for directory in ("offsets", "commits"):',
         'for directory in ("commits",):',
-        ("core/state_tap/test_store_tap.py::test_a_batch_that_was_repeated_under_its_number_is_copied_anew",),
+        ("core/state_tap/test_store_tap.py::test_batch_repeated_under_its_number_is_copied_anew",),
     ),
     Mutant(
         "tap-leaves-merged-sessions",
@@ -2474,10 +2343,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.state_tap.conversion:SessionConversion.apply",
         "if self.mapping.deletes or self._sessions.has_within(plain, session):",
         "if False:",
-        (
-            "core/state_tap/test_conversion.py::"
-            "test_two_sessions_that_an_event_joins_leave_the_log_for_the_whole_one",
-        ),
+        ("core/state_tap/test_conversion.py::test_merged_sessions_replace_both_in_the_log",),
     ),
     Mutant(
         "tap-forgets-expiries",
@@ -2485,7 +2351,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.state_tap.store_tap:StoreTap.begin",
         "self._remember(written.batch)",
         "pass",
-        ("core/state_tap/test_store_tap.py::test_an_expired_value_leaves_the_log_before_spark_removes_it",),
+        ("core/state_tap/test_store_tap.py::test_expired_value_leaves_the_log_before_spark_does",),
     ),
     Mutant(
         "tap-writes-batches-twice",
@@ -2501,10 +2367,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.state_tap.store_tap:StoreTap.copy",
         "self._is_filling |= content.is_empty()",
         "pass",
-        (
-            "core/state_tap/test_store_tap.py::"
-            "test_the_log_says_that_it_is_being_filled_until_it_has_the_first_state",
-        ),
+        ("core/state_tap/test_store_tap.py::test_first_copy_is_marked_as_filling",),
     ),
     # Reads beside writing: slices of a batch, and what is left to readers.
     Mutant(
@@ -2513,7 +2376,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.applier:Applier._apply_in_slices",
         "return",
         "pass",
-        ("service/tasks/test_applier.py::test_what_follows_a_bad_record_of_the_same_batch_waits_for_it",),
+        ("service/tasks/test_applier.py::test_records_behind_a_bad_one_wait_for_it",),
     ),
     Mutant(
         "every-slice-reaches-the-end",
@@ -2545,7 +2408,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.store_kinds.latest:LatestKind",
         "last_entry_wins = True",
         "last_entry_wins = False",
-        ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders_however_it_came_by_the_log",),
+        ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders",),
     ),
     Mutant(
         "superseded-by-order-compacted-as-any",
@@ -2553,7 +2416,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.compaction:COMPACTABLE",
         '"latest": _all_but_highest_orders',
         '"latest": _all_but_last_values',
-        ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders_however_it_came_by_the_log",),
+        ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders",),
     ),
     Mutant(
         "lowest-order-kept",
@@ -2561,7 +2424,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.compaction:_SUPERSEDED",
         "DESC, offset",
         "ASC, offset",
-        ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders_however_it_came_by_the_log",),
+        ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders",),
     ),
     Mutant(
         "first-of-equal-orders-kept",
@@ -2569,7 +2432,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.compaction:_SUPERSEDED",
         "offset DESC",
         "offset ASC",
-        ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders_however_it_came_by_the_log",),
+        ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders",),
     ),
     Mutant(
         "lowest-order-read",
@@ -2577,7 +2440,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.reads.values:_version",
         "end, reverse=True",
         "end, reverse=False",
-        ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders_however_it_came_by_the_log",),
+        ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders",),
     ),
     Mutant(
         "every-order-listed",
@@ -2585,7 +2448,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.reads.latest_entries:_forward",
         "if prefix != keys.prefix_of(following):",
         "if True:",
-        ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders_however_it_came_by_the_log",),
+        ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders",),
     ),
     Mutant(
         "deletions-listed",
@@ -2593,7 +2456,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.reads.latest_entries:_live",
         "[] if value is None else [(stored, value)]",
         '[(stored, value or b"null")]',
-        ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders_however_it_came_by_the_log",),
+        ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders",),
     ),
     Mutant(
         "key-listed-again",
@@ -2601,9 +2464,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.reads.latest_entries:_forward",
         "last = prefix + _HIGHEST",
         "last = stored",
-        (
-            "service/reads/test_latest_by.py::test_a_key_is_listed_once_though_a_higher_order_is_applied_between_two_pages",
-        ),
+        ("service/reads/test_latest_by.py::test_key_is_listed_once_despite_a_higher_order_midway",),
     ),
     Mutant(
         "highest-order-swept",
@@ -2611,7 +2472,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.superseded:SupersededSweep.sweep",
         "if prefix_of(one) == prefix_of(following)",
         "",
-        ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders_however_it_came_by_the_log",),
+        ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders",),
     ),
     Mutant(
         "deletion-with-an-order-read-as-empty",
@@ -2619,9 +2480,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.kafka.records:record_with_headers",
         "elif name == DELETED_HEADER:",
         "elif False:",
-        (
-            "core/changelog/test_kafka_latest_by.py::test_kafka_removes_what_is_superseded_and_keeps_the_highest_order_even_if_it_is_a_deletion",
-        ),
+        ("core/changelog/test_kafka_latest_by.py::test_kafka_compaction_keeps_the_highest_order",),
     ),
     Mutant(
         "highest-order-given-a-tombstone",
@@ -2629,9 +2488,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.kafka.superseded:_SUPERSEDED",
         "record_order < highest",
         "record_order <= highest",
-        (
-            "core/changelog/test_kafka_latest_by.py::test_kafka_removes_what_is_superseded_and_keeps_the_highest_order_even_if_it_is_a_deletion",
-        ),
+        ("core/changelog/test_kafka_latest_by.py::test_kafka_compaction_keeps_the_highest_order",),
     ),
     Mutant(
         "tombstones-for-tombstones",
@@ -2639,9 +2496,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.kafka.superseded:_row",
         "message.value() is None",
         "False",
-        (
-            "core/changelog/test_kafka_latest_by.py::test_kafka_removes_what_is_superseded_and_keeps_the_highest_order_even_if_it_is_a_deletion",
-        ),
+        ("core/changelog/test_kafka_latest_by.py::test_kafka_compaction_keeps_the_highest_order",),
     ),
     Mutant(
         "orders-unsigned",
@@ -2649,9 +2504,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.spark.kind_columns:_order_suffix",
         ".bitwiseXOR(F.lit(LOWEST_ORDER))",
         "",
-        (
-            "end_to_end/test_spark_sink.py::test_with_latest_by_neither_replays_nor_batches_out_of_order_bring_back_what_was_superseded",
-        ),
+        ("end_to_end/test_spark_sink.py::test_latest_by_ignores_superseded_rows",),
     ),
     Mutant(
         "null-order-written",
@@ -2659,7 +2512,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.spark.executor:partition_rows",
         "if orderless:",
         "if False:",
-        ("end_to_end/test_spark_sink.py::test_with_latest_by_rows_need_an_order_and_equal_orders_a_second_one",),
+        ("end_to_end/test_spark_sink.py::test_latest_by_rejects_null_and_equal_orders",),
     ),
     Mutant(
         "equal-orders-written",
@@ -2667,6 +2520,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.spark.executor:_checked",
         "if target.latest and value == previous[1]:",
         "if target.latest:",
-        ("end_to_end/test_spark_sink.py::test_with_latest_by_rows_need_an_order_and_equal_orders_a_second_one",),
+        ("end_to_end/test_spark_sink.py::test_latest_by_rejects_null_and_equal_orders",),
     ),
 )

@@ -28,7 +28,8 @@ PROTOCOL = cast(FastPathProtocol, SimpleNamespace(address=PEER))
 """Nothing here gets further than to be counted."""
 
 
-def test_clients_that_ask_in_any_number_of_ways_take_a_bounded_memory(monkeypatch):
+def test_candidate_cache_is_bounded(monkeypatch):
+    """Clients may read with any number of different bounds."""
     monkeypatch.setattr(candidate_cache, "_MOST_CHOICES", 100)
     router = Router(RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1"}, {})))
     spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 64)
@@ -82,7 +83,8 @@ class SentRead:
         (self.answer,) = sent
 
 
-async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_flight(monkeypatch):
+async def test_retried_read_keeps_its_place_in_flight(monkeypatch):
+    """A read whose worker's connection ended still counts."""
     sent = SentRead(monkeypatch)
     sent.answer(None)
     # Another comes before it is asked elsewhere.
@@ -98,9 +100,8 @@ async def test_a_read_that_loses_its_worker_keeps_its_place_among_those_in_fligh
     ("answer", "silent_reads"),
     [(None, 5), (HttpAnswer(200, b"", b'{"store":"s","key":"k","value":1}'), 0)],
 )
-async def test_only_an_answer_shows_that_a_worker_which_nobody_awaits_any_more_does_not_hang(
-    monkeypatch, answer, silent_reads
-):
+async def test_abandoned_answer_shows_that_its_worker_is_alive(monkeypatch, answer, silent_reads):
+    """A failure on an abandoned request does not reset the worker's slow reads."""
     sent = SentRead(monkeypatch)
     (outstanding,) = sent.path._outstanding
     sent.path._continue_on_slow_path(outstanding, sent.path._policy_of(outstanding), [GiveUp("late")])

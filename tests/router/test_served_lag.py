@@ -2,7 +2,8 @@ from forebay.lag import UNKNOWN_LAG, Lag
 from forebay_router.served_lag import ServedLag
 
 
-def test_a_bucket_holds_what_is_at_most_its_bound_and_the_unknown_is_beyond_all():
+def test_bucket_includes_its_bound():
+    """An unknown lag is beyond all bounds."""
     served = ServedLag()
     for lag in (Lag(0, 5, None), Lag(10, 6, 1), Lag(11, 700_000, 1), UNKNOWN_LAG):
         served.observe("s", lag)

@@ -46,7 +46,8 @@ def test_a_topic_that_is_refused_at_once_ends_the_start(directory):
     topics.stop()
 
 
-def test_a_silent_log_holds_up_no_start_and_its_later_refusal_is_told(directory, monkeypatch):
+def test_unresponsive_log_delays_no_start(directory, monkeypatch):
+    """A later refusal is reported."""
     monkeypatch.setattr("forebay_worker.topics._PATIENCE_S", 0.05)
     monkeypatch.setattr("forebay_worker.topics._RETRY_S", 0.05)
     log = Log()

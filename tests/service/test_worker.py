@@ -28,7 +28,7 @@ def worker(cluster: Cluster, tmp_path: Path) -> Iterator[Worker]:
     worker.stop()
 
 
-def test_a_worker_that_was_assigned_tasks_is_not_ready_before_it_adopts_them(worker):
+def test_worker_is_not_ready_before_it_adopts_its_tasks(worker):
     adopt, before = worker.tasks.hold, []
 
     def hold(active, standby):
@@ -41,7 +41,8 @@ def test_a_worker_that_was_assigned_tasks_is_not_ready_before_it_adopts_them(wor
     assert before[0] is not None
 
 
-def test_only_an_active_that_has_caught_up_is_at_the_end_and_all_others_at_their_offsets(cluster, worker):
+def test_only_a_caught_up_active_reports_the_end(cluster, worker):
+    """Other replicas report their offsets."""
     ends = cluster.put("counts", {b"k%d" % i: b"1" for i in range(100)})
     tasks = worker.topology.tasks
     stores = {task: len(worker.topology.stores_of(task)) for task in tasks}

@@ -119,7 +119,7 @@ class _Read:
     begun_ms: float = 0.0
     reachable: set[SimulatedWorker] = field(default_factory=set)
     """Workers that could answer when it began, and that the router knew."""
-    asked: Counter[tuple[str, Generation]] = field(default_factory=Counter)
+    requested: Counter[tuple[str, Generation]] = field(default_factory=Counter)
     step: int = 0
     ended: bool = False
 
@@ -165,9 +165,9 @@ class _Read:
         self._carry_out(self.policy.refreshed(self.scheduler.now))
 
     def _ask(self, name: str) -> None:
-        asked = name, self.replicas.generation
-        self.asked[asked] += 1
-        if self.asked[asked] > 1:
+        requested = name, self.replicas.generation
+        self.requested[requested] += 1
+        if self.requested[requested] > 1:
             raise PromiseBroken(f"a read of {self.task} asks {name} twice")
         self.scheduler.after(self.random.uniform(0.5, 3), lambda: self._arrive(self.router.processes[name]))
 

@@ -30,7 +30,7 @@ def test_a_seed_replays_its_schedule(log):
     assert first == second
 
 
-def test_a_schedule_that_breaks_a_promise_tells_how_to_replay_it(monkeypatch):
+def test_broken_promise_names_its_replay_command(monkeypatch):
     monkeypatch.setattr(Absences, "expected_back", lambda *_: {})
     with pytest.raises(PromiseBroken, match=r"lost its place .* \(scripts/simulate --log sqlite --seed \d+ --s"):
         list(map(simulate, ["sqlite"] * 20, range(20)))

@@ -60,7 +60,8 @@ def ran(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", script, url], capture_output=True, text=True, timeout=60)
 
 
-def test_an_admin_client_that_is_collected_in_its_own_thread_does_not_end_the_process():
+def test_admin_client_collected_in_its_own_thread():
+    """The process goes on where the garbage collector frees an admin client in the client's own thread."""
     process = ran(_COLLECTED_IN_ITS_OWN_THREAD)
     assert (process.stdout.split("\n")[:2], process.returncode) == (["not main", "collected"], 0), process.stderr
 

@@ -66,7 +66,8 @@ def test_an_external_log_is_left_as_it_is(tmp_path, command):
         run(cluster, *command)
 
 
-def test_a_listing_shows_the_rest_beside_a_log_that_does_not_fit(cluster):
+def test_ls_lists_other_logs_beside_an_unsuitable_one(cluster):
+    """A log whose partition count does not match the topology is named, and the rest are listed."""
     other = cluster.topology_path.read_text().replace("partitions = 2", "partitions = 3")
     cluster.topology_path.write_text(other)
     common = ["--topology", str(cluster.topology_path), "--changelog", cluster.changelog.url]

@@ -85,14 +85,16 @@ def test_a_topic_is_made_as_its_kind_of_store_needs_it(changelog, admin, store, 
     assert {name: found[name].value for name in expected} == expected
 
 
-def test_what_elections_cause_passes_and_what_rights_and_sizes_cause_does_not():
+def test_leader_election_errors_are_transient():
+    """Errors of authorization and of message size are not transient."""
     for code in (KafkaError.OFFSET_NOT_AVAILABLE, KafkaError._DESTROY, KafkaError.NOT_LEADER_FOR_PARTITION):
         assert passes(KafkaError(code))
     for code in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.MSG_SIZE_TOO_LARGE):
         assert not passes(KafkaError(code))
 
 
-def test_a_missing_topic_is_named_with_the_remedy_where_none_may_be_made(changelog):
+def test_missing_topic_is_named_with_the_remedy(changelog):
+    """Where no topic may be created, the error names `topology apply`."""
     store = spec()
     with pytest.raises(TopicMissing, match="topology apply") as caught:
         changelog.ensure(store, create=False)
@@ -108,7 +110,8 @@ def test_another_number_of_partitions_is_refused(changelog, admin):
         changelog.ensure(store)
 
 
-def test_a_topic_that_deletes_what_a_rebuild_would_need_is_refused_unless_accepted(changelog, admin):
+def test_delete_policy_is_refused_unless_accepted(changelog, admin):
+    """A topic that deletes records which a rebuild needs is taken with `accept_uncompacted` only."""
     store = spec()
     made(admin, store, {"cleanup.policy": "delete"})
     with pytest.raises(TopicRefused, match=r"cleanup\.policy=delete.*accept_uncompacted = true"):
@@ -133,9 +136,8 @@ def test_a_topic_that_deletes_what_a_rebuild_would_need_is_refused_unless_accept
         (VERSIONS, {"cleanup.policy": "compact", "min.compaction.lag.ms": "600000"}, None),
     ],
 )
-def test_a_topic_is_refused_where_a_rebuilt_store_would_lack_what_it_promises(
-    changelog, admin, fields, config, message
-):
+def test_topic_config_that_breaks_a_rebuild_is_refused(changelog, admin, fields, config, message):
+    """A store rebuilt from the topic would lack records that its retention or history promises."""
     store = spec(**fields)
     made(admin, store, config)
     if message is None:
@@ -146,7 +148,8 @@ def test_a_topic_is_refused_where_a_rebuilt_store_would_lack_what_it_promises(
         changelog.ensure(replace(store, accept_uncompacted=True))
 
 
-def test_a_topic_that_keeps_tombstones_for_a_moment_only_is_refused_unless_nothing_is_compacted(changelog, admin):
+def test_short_tombstone_retention_is_refused(changelog, admin):
+    """A short `delete.retention.ms` is refused unless the topic is not compacted."""
     store, accepting = spec(), spec(accept_uncompacted=True)
     made(admin, store, COMPACTED_AT_ONCE)
     with pytest.raises(TopicRefused, match=r"delete\.retention\.ms=100.*at least 60000"):
@@ -156,7 +159,8 @@ def test_a_topic_that_keeps_tombstones_for_a_moment_only_is_refused_unless_nothi
 
 
 @TAIL_AND_REPLAY
-def test_an_aborted_transaction_is_never_read_and_the_position_passes_it(changelog, admin, replay):
+def test_aborted_transaction_is_skipped(changelog, admin, replay):
+    """Aborted records are never read, and the reader's offset passes them."""
     tp = made(admin, spec(), {"cleanup.policy": "compact"})
     writer = Writer(changelog, tp, f"w-{tp.topic}")
     with writer.transaction(commit=True):
@@ -223,7 +227,8 @@ def test_of_an_idle_partition_one_end_is_requested(changelog, admin, monkeypatch
         assert [some for level, some in requested if level is IsolationLevel.READ_COMMITTED and some] == []
 
 
-def test_of_more_partitions_than_are_asked_for_at_once_each_has_its_turn(changelog, admin, monkeypatch):
+def test_end_offset_requests_rotate_over_partitions(changelog, admin, monkeypatch):
+    """Of more partitions than fit one request, each has its turn."""
     monkeypatch.setattr("forebay.changelog.kafka.consumer._ENDS_AT_ONCE", 1)
     store = spec(partitions=3)
     changelog.ensure(store)
@@ -247,7 +252,8 @@ def test_of_more_partitions_than_are_asked_for_at_once_each_has_its_turn(changel
     assert not set.intersection(*looks.values())
 
 
-def test_an_end_that_cannot_be_learnt_keeps_no_other_from_being_known(changelog, admin):
+def test_unknown_end_offset_delays_no_other(changelog, admin):
+    """A partition that does not exist keeps no other partition's end offset from being known."""
     store = spec(partitions=2)
     changelog.ensure(store)
     good, unknown = (TopicPartition(store.topic, partition) for partition in (0, 7))
@@ -270,7 +276,7 @@ def test_an_end_that_cannot_be_learnt_keeps_no_other_from_being_known(changelog,
 
 
 @TAIL_AND_REPLAY
-def test_a_heartbeat_is_told_by_its_header_and_its_key(changelog, admin, replay):
+def test_a_heartbeat_is_recognised_by_its_header_and_its_key(changelog, admin, replay):
     store = spec(partitions=3)
     changelog.ensure(store)
     value = Heartbeat(5, "q", 1).value()
@@ -291,7 +297,7 @@ def test_a_heartbeat_is_told_by_its_header_and_its_key(changelog, admin, replay)
 
 
 @pytest.mark.parametrize("process", ["the same", "another"])
-def test_a_superseded_writer_is_told_so_and_stays_superseded(changelog, kafka_url, process):
+def test_a_superseded_writer_learns_it_and_stays_superseded(changelog, kafka_url, process):
     store = spec()
     changelog.ensure(store)
     other = changelog if process == "the same" else KafkaChangelog(kafka_url)
@@ -311,9 +317,8 @@ def test_a_superseded_writer_is_told_so_and_stays_superseded(changelog, kafka_ur
 
 
 @pytest.mark.parametrize("another", [False, True])
-def test_a_writer_whose_process_was_paused_is_superseded_only_by_another(
-    changelog, kafka_url, admin, monkeypatch, another
-):
+def test_paused_writer_is_superseded_only_by_another(changelog, kafka_url, admin, monkeypatch, another):
+    """A writer whose transaction the brokers aborted goes on, unless another query took its name."""
     monkeypatch.setattr("forebay.changelog.kafka.heartbeats._TRANSACTION_TIMEOUT_MS", 1_000)
     store = spec(partitions=1)
     changelog.ensure(store)
@@ -350,7 +355,8 @@ def test_a_writer_whose_process_was_paused_is_superseded_only_by_another(
         assert beat("first")
 
 
-def test_a_superseded_query_that_is_restarted_does_not_take_the_name_back(changelog, kafka_url):
+def test_restarted_superseded_query_stays_fenced(changelog, kafka_url):
+    """A superseded query does not take its writer's name back until that writer is retired."""
     store = spec(partitions=2)
     changelog.ensure(store)
 
@@ -377,7 +383,8 @@ def test_a_superseded_query_that_is_restarted_does_not_take_the_name_back(change
 
 
 @pytest.mark.parametrize("timeout", ["delivery", "request", "socket", "message"])
-def test_a_long_timeout_of_the_urls_keeps_no_heartbeat_from_being_written(changelog, kafka_url, timeout):
+def test_long_url_timeout_blocks_no_heartbeat(changelog, kafka_url, timeout):
+    """A heartbeat is written although the URL sets a timeout of two minutes."""
     store = spec()
     changelog.ensure(store)
     through = KafkaChangelog(f"{kafka_url}?{timeout}.timeout.ms=120000")
@@ -386,7 +393,8 @@ def test_a_long_timeout_of_the_urls_keeps_no_heartbeat_from_being_written(change
 
 
 @TAIL_AND_REPLAY
-def test_valid_from_is_the_headers_and_without_one_the_records_timestamp(changelog, admin, replay):
+def test_valid_from_comes_from_the_header(changelog, admin, replay):
+    """A record without the header is valid from its timestamp."""
     tp = made(admin, spec(), {"cleanup.policy": "compact"})
     writer = Writer(changelog, tp)
     writer.send((b"a", b"1"), timestamp=1_000)
@@ -417,7 +425,8 @@ def left(changelog: KafkaChangelog, tp: TopicPartition) -> int:
 
 
 @TAIL_AND_REPLAY
-def test_what_compaction_took_is_a_gap_until_the_end_that_its_response_showed(changelog, compacted, replay):
+def test_compaction_gap_lasts_until_the_shown_end(changelog, compacted, replay):
+    """A gap stays open up to the end offset that the fetch response showed."""
     end = changelog.end_offsets([compacted])[compacted]
     with Reader(changelog, compacted, replay=replay) as reader:
         reader.read(end, most=10)
@@ -432,7 +441,8 @@ def test_what_compaction_took_is_a_gap_until_the_end_that_its_response_showed(ch
 
 
 @TAIL_AND_REPLAY
-def test_offsets_missing_behind_a_young_record_are_markers_and_no_gap(changelog, replay):
+def test_missing_offsets_after_a_young_record_are_no_gap(changelog, replay):
+    """Behind a record that compaction cannot have reached yet, missing offsets are control records."""
     store = spec()
     changelog.ensure(store)
     tp = TopicPartition(store.topic, 0)
@@ -457,7 +467,8 @@ def test_offsets_missing_behind_a_young_record_are_markers_and_no_gap(changelog,
 
 
 @TAIL_AND_REPLAY
-def test_records_of_before_a_longer_compaction_lag_prove_nothing(changelog, admin, replay):
+def test_older_records_do_not_prove_a_longer_compaction_lag(changelog, admin, replay):
+    """After `min.compaction.lag.ms` is raised, records from before it still leave a gap."""
     store = spec()
     tp = made(admin, store, {"cleanup.policy": "compact", "min.compaction.lag.ms": "0"})
     writer = Writer(changelog, tp, f"w-{tp.topic}")
@@ -498,9 +509,8 @@ def test_offsets_missing_behind_an_old_record_are_a_gap(changelog, replay):
 
 
 @TAIL_AND_REPLAY
-def test_a_gap_is_settled_where_the_log_can_be_read_to_though_a_transaction_is_always_open(
-    changelog, admin, replay
-):
+def test_gap_ends_at_the_last_stable_offset(changelog, admin, replay):
+    """A gap is settled although some transaction is always open."""
     store = spec()
     tp = made(admin, store, {"cleanup.policy": "compact"})
     first, second = Writer(changelog, tp, f"a-{tp.topic}"), Writer(changelog, tp, f"b-{tp.topic}")
@@ -523,7 +533,8 @@ def test_a_gap_is_settled_where_the_log_can_be_read_to_though_a_transaction_is_a
 
 
 @TAIL_AND_REPLAY
-def test_a_position_that_the_log_no_longer_holds_is_below_the_floor(changelog, admin, replay):
+def test_offset_before_the_log_start_is_below_the_floor(changelog, admin, replay):
+    """A reader whose offset was deleted reads on from the log's beginning once it is reassigned."""
     tp = made(admin, spec(), {"cleanup.policy": "compact,delete"})
     Writer(changelog, tp).send(*((b"k%d" % i, b"1") for i in range(10)))
     deleted = admin.delete_records([KafkaTopicPartition(*tp, 8)])
@@ -538,9 +549,8 @@ def test_a_position_that_the_log_no_longer_holds_is_below_the_floor(changelog, a
 
 
 @TAIL_AND_REPLAY
-def test_a_log_that_lets_go_of_its_beginning_just_before_it_is_read_is_read_from_where_it_begins(
-    changelog, admin, monkeypatch, replay
-):
+def test_deletion_before_the_first_fetch_is_read_past(changelog, admin, monkeypatch, replay):
+    """A log whose first records are deleted just before the first fetch is read from its new beginning."""
     tp = made(admin, spec(), {"cleanup.policy": "compact,delete"})
     Writer(changelog, tp).send(*((b"k%d" % i, b"1") for i in range(10)))
     with Reader(changelog, tp, replay=replay) as reader:
@@ -552,7 +562,8 @@ def test_a_log_that_lets_go_of_its_beginning_just_before_it_is_read_is_read_from
 
 
 @TAIL_AND_REPLAY
-def test_records_deleted_under_a_reader_below_its_position_change_nothing(changelog, admin, replay):
+def test_deletion_below_the_read_offset_changes_nothing(changelog, admin, replay):
+    """Records are deleted up to the offset that a consumer has read."""
     tp = made(admin, spec(), {"cleanup.policy": "compact,delete"})
     writer = Writer(changelog, tp)
     writer.send(*((b"k%d" % i, b"1") for i in range(10)))
@@ -567,7 +578,8 @@ def test_records_deleted_under_a_reader_below_its_position_change_nothing(change
 
 @pytest.mark.parametrize("grown_to", [3, 30])
 @TAIL_AND_REPLAY
-def test_a_topic_made_anew_has_another_identity_for_those_who_read_it(changelog, grown_to, replay):
+def test_recreated_topic_has_another_identity(changelog, grown_to, replay):
+    """Consumers that read the deleted topic learn the new one's identity."""
     store = spec()
     changelog.ensure(store)
     tp = TopicPartition(store.topic, 0)
@@ -630,7 +642,8 @@ def test_an_admin_client_without_answers_is_replaced(changelog, monkeypatch):
     assert changelog._topics.admin is not silent
 
 
-def test_a_partition_of_a_broker_that_is_away_is_left_out_and_nothing_raises():
+def test_unreachable_broker_leaves_its_partitions_out():
+    """Polls and end offsets omit the partitions, and only the first identity request waits."""
     changelog = KafkaChangelog(f"kafka://127.0.0.1:{free_port()}")
     tp = TopicPartition("t", 0)
     assert changelog.end_offsets([tp]) == {}
@@ -646,26 +659,27 @@ def test_a_partition_of_a_broker_that_is_away_is_left_out_and_nothing_raises():
             assert reader.poll() == []
 
 
-def test_partitions_that_are_added_are_told_to_those_who_read(changelog, admin):
+def test_partitions_that_are_added_are_reported_to_readers(changelog, admin):
     store = spec()
     changelog.ensure(store)
     consumer = changelog.consumer()
     consumer.assign(TopicPartition(store.topic, 0), 0)
     found: list[int | None] = []
 
-    def told(partitions: int) -> bool:
+    def reported(partitions: int) -> bool:
         found.extend(batch.partitions for batch in consumer.poll(10))
         return found[-1:] == [partitions]
 
     try:
-        wait_until(lambda: told(1), "the partitions")
+        wait_until(lambda: reported(1), "the partitions")
         admin.create_partitions([NewPartitions(store.topic, 3)])[store.topic].result(10)
-        wait_until(lambda: told(3), "the added ones")
+        wait_until(lambda: reported(3), "the added ones")
     finally:
         consumer.close()
 
 
-def test_a_topic_that_is_gone_is_named_with_the_remedy_and_read_once_it_is_back(changelog, monkeypatch):
+def test_deleted_topic_is_named_and_read_once_back(changelog, monkeypatch):
+    """The failure names the remedy and ends once the topic is back."""
     monkeypatch.setattr("forebay.changelog.kafka.topic_states._REFUSED_FOR_MS", 500.0)
     store = spec()
     changelog.ensure(store)
@@ -688,7 +702,8 @@ def test_a_topic_that_is_gone_is_named_with_the_remedy_and_read_once_it_is_back(
         wait_until(lambda: (reader.poll(), reader.consumer.failures() == {})[1], "the failure's end")
 
 
-def test_a_partition_whose_end_is_not_learnt_has_failed_after_a_while(changelog, monkeypatch):
+def test_end_offset_unknown_for_long_is_a_failure(changelog, monkeypatch):
+    """The failure ends when the partition is unassigned."""
     monkeypatch.setattr("forebay.changelog.kafka.consumer._END_UNKNOWN_FOR_MS", 1_000.0)
     store = spec()
     changelog.ensure(store)
@@ -737,7 +752,7 @@ class RefusedOnce(LibrdkafkaFetcher):
         return {RefusedOnce.of: Fetched([], error="Broker: Topic authorization failed", lasting=True)}
 
 
-def test_a_fetch_that_is_refused_is_a_failure_until_something_arrives(changelog, monkeypatch):
+def test_rejected_fetch_is_a_failure_until_data_arrives(changelog, monkeypatch):
     store = spec()
     changelog.ensure(store)
     tp = TopicPartition(store.topic, 0)

@@ -13,7 +13,8 @@ from tests.support.kafka_topics import Reader, Writer, made, spec
 pytestmark = pytest.mark.kafka
 
 
-def test_kafka_removes_what_is_superseded_and_keeps_the_highest_order_even_if_it_is_a_deletion(changelog, admin):
+def test_kafka_compaction_keeps_the_highest_order(changelog, admin):
+    """The record of the highest order stays even where it is a tombstone."""
     store = spec(latest_by="lsn")
     tp = made(admin, store, COMPACTED_AT_ONCE)
     writer = Writer(changelog, tp)

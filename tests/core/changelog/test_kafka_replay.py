@@ -123,7 +123,7 @@ def test_a_replay_goes_on_after_the_broker_was_killed(broker, small_answers):
         assert [record[0] for record in reader.read(100)] == list(range(100))
 
 
-def test_what_only_librdkafka_can_be_told_makes_it_read(kafka_url, admin):
+def test_what_only_librdkafka_can_be_set_to_makes_it_read(kafka_url, admin):
     changelog = KafkaChangelog(f"{kafka_url}?client.rack=a")
     tp = made(admin, spec(), COMPACT)
     Writer(changelog, tp).send((b"k", b"1"))

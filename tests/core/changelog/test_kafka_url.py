@@ -95,7 +95,8 @@ def test_what_forebay_decides_itself_may_not_be_set(name: str):
 
 
 @pytest.mark.parametrize("name", ["ssl.ca.pem", "enable.ssl.certificate.verification", "sasl.oauthbearer.method"])
-def test_what_would_concern_the_connections_of_one_client_only_is_refused(name: str):
+def test_property_of_a_single_client_is_refused(name: str):
+    """A TLS property that only one of the Kafka clients knows is refused with the remedy."""
     with pytest.raises(SettingError, match=rf"sets '{name}', which only one .* PEM files, by ssl\.ca\.location"):
         KafkaUrl.parse(f"kafka://a:1?{name}=x")
 
@@ -179,9 +180,8 @@ def test_a_plain_url_asks_no_more_than_brokers():
 
 
 @pytest.mark.parametrize("replay", [False, True])
-def test_a_consumer_whose_client_cannot_be_renewed_goes_on_with_the_old_one_until_it_can(
-    tmp_path, monkeypatch, replay
-):
+def test_consumer_keeps_its_client_until_renewal_succeeds(tmp_path, monkeypatch, replay):
+    """While certificates are being replaced, a consumer reads on with its old client."""
     authority = tmp_path / "ca.pem"
     trustme.CA().cert_pem.write_to_path(str(authority))
     url = f"kafka://127.0.0.1:1?security.protocol=SSL&ssl.ca.location={authority}"

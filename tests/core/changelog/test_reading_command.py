@@ -33,7 +33,7 @@ def tailed(cluster, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in printed(cluster, "tail", *arguments, "--json").splitlines()]
 
 
-def test_a_tail_prints_records_as_they_are_in_the_log_and_a_stat_counts_them(either_cluster):
+def test_tail_prints_records_and_stat_counts_them(either_cluster):
     cluster, began_ms = either_cluster, int(time.time() * 1000)
     cluster.put("numbers", {n.to_bytes(8, "big"): b"%d" % n for n in range(40)})
     cluster.put("numbers", {(3).to_bytes(8, "big"): None}, writer="other")
@@ -60,7 +60,7 @@ def test_a_tail_prints_records_as_they_are_in_the_log_and_a_stat_counts_them(eit
         assert all(began_ms <= writer["as_of_ms"] and writer["age_ms"] < 60_000 for writer in part["writers"])
 
 
-def test_a_tail_that_follows_prints_each_new_record_until_it_is_interrupted(cluster):
+def test_tail_follow_prints_until_interrupted(cluster):
     cluster.put("counts", {b"before": b"0"})
     command = [sys.executable, "-m", "forebay", "changelog", "tail", *options(cluster)]
     with subprocess.Popen(
@@ -81,7 +81,7 @@ def test_a_tail_that_follows_prints_each_new_record_until_it_is_interrupted(clus
         assert tail.wait(10) == 0
 
 
-def test_the_last_records_are_found_beyond_what_compaction_removed(cluster):
+def test_tail_last_reaches_beyond_compacted_offsets(cluster):
     spec = cluster.topology.stores["counts"]
     for key in (b"b", *[b"a"] * 9):
         cluster.put("counts", {key: b"1"})
@@ -92,7 +92,8 @@ def test_the_last_records_are_found_beyond_what_compaction_removed(cluster):
     assert [record.get("key") for record in left] == ["b", "a", None]
 
 
-def test_what_does_not_go_together_is_refused_and_a_stat_shows_tables(cluster):
+def test_conflicting_options_are_refused(cluster):
+    """`stat` without `--json` prints tables."""
     cluster.put("counts", {b"a": b"1"})
     cluster.put("counts", {}, writer="gone")
     cluster.changelog.retire_writer("test-counts-changelog", "gone")
@@ -108,7 +109,7 @@ def test_what_does_not_go_together_is_refused_and_a_stat_shows_tables(cluster):
 
 
 @pytest.mark.kafka
-def test_a_tail_begins_where_a_log_begins_whose_records_were_deleted(kafka_cluster):
+def test_tail_begins_at_the_log_start_after_deletion(kafka_cluster):
     from confluent_kafka import TopicPartition
     from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 

@@ -119,9 +119,7 @@ def test_a_topic_that_is_there_is_kept(changelog: SqliteChangelog) -> None:
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_another_partition_count_is_refused_naming_topic_counts_and_remedy(
-    changelog: SqliteChangelog, partitions: int
-) -> None:
+def test_partition_count_mismatch_names_topic_and_remedy(changelog: SqliteChangelog, partitions: int) -> None:
     with pytest.raises(PartitionCountMismatch, match=r"'t'.* has 2 partitions") as caught:
         changelog.ensure_topic("t", partitions)
     assert f"the topology has {partitions}" in str(caught.value)
@@ -129,7 +127,8 @@ def test_another_partition_count_is_refused_naming_topic_counts_and_remedy(
     assert changelog.partitions("t") == 2
 
 
-def test_a_topic_whose_creation_was_cut_short_is_made_whole_with_one_identity(tmp_path: Path) -> None:
+def test_interrupted_topic_creation_is_completed(tmp_path: Path) -> None:
+    """The topic's partitions share the identity of the first one that was created."""
     changelog = SqliteChangelog(tmp_path)
     (tmp_path / "t").mkdir()
     sqlite_partition.create(changelog.path(ZERO), "the first")
@@ -192,7 +191,7 @@ def test_an_open_consumer_sees_what_is_appended_later_once(changelog: SqliteChan
         assert pairs(poll_one(consumer)) == [(2, b"c", b"3")]
 
 
-def test_each_look_at_an_idle_log_observes_its_end_anew(
+def test_each_poll_of_an_idle_log_observes_its_end_anew(
     changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 5000.0
@@ -205,7 +204,7 @@ def test_each_look_at_an_idle_log_observes_its_end_anew(
         assert consumer.current() == (5010.0, [ZERO])
 
 
-def test_a_log_is_not_called_current_between_a_write_and_its_reading(changelog: SqliteChangelog) -> None:
+def test_log_is_not_current_before_a_write_is_read(changelog: SqliteChangelog) -> None:
     with consuming(changelog) as consumer:
         poll_one(consumer)
         assert caught_up(consumer)
@@ -216,7 +215,8 @@ def test_a_log_is_not_called_current_between_a_write_and_its_reading(changelog: 
             assert caught_up(consumer)
 
 
-def test_a_log_is_not_called_current_while_somebody_is_about_to_commit(changelog: SqliteChangelog) -> None:
+def test_log_is_not_current_during_an_open_commit(changelog: SqliteChangelog) -> None:
+    """File events of a write that is not committed neither wake the reader forever nor go unread."""
     wake = WakeThatTells()
     with consuming(changelog) as consumer:
         poll_one(consumer)
@@ -257,7 +257,7 @@ def test_only_logs_that_were_written_to_are_read_again(changelog: SqliteChangelo
         assert [batch.topic_partition for batch in consumer.poll(10)] == [ONE]
 
 
-def test_waiting_ends_once_a_log_is_written_to_or_somebody_wakes(changelog: SqliteChangelog) -> None:
+def test_wait_ends_on_a_write_or_a_wake(changelog: SqliteChangelog) -> None:
     wake = Wake()
     with consuming(changelog) as consumer:
         poll_one(consumer)
@@ -272,7 +272,8 @@ def test_waiting_ends_once_a_log_is_written_to_or_somebody_wakes(changelog: Sqli
         assert pairs(poll_one(consumer)) == [(0, b"a", b"1")]
 
 
-def test_a_write_that_was_seen_while_asking_what_is_current_is_not_waited_for(changelog: SqliteChangelog) -> None:
+def test_write_seen_by_current_is_not_waited_for(changelog: SqliteChangelog) -> None:
+    """A write that `current()` noticed ends the next wait at once."""
     with consuming(changelog) as consumer:
         poll_one(consumer)
         assert caught_up(consumer)
@@ -284,9 +285,11 @@ def test_a_write_that_was_seen_while_asking_what_is_current_is_not_waited_for(ch
 
 
 @pytest.mark.parametrize("refused", ["__init__", "watch"])
-def test_where_the_kernel_tells_nothing_all_logs_are_looked_at_and_the_remedy_is_named(
+def test_without_inotify_all_logs_are_polled(
     changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: str
 ) -> None:
+    """A warning names the kernel's setting that would help."""
+
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -350,7 +353,7 @@ def test_a_partition_unassigned_between_two_batches_is_not_read(changelog: Sqlit
         assert list(batches) == []
 
 
-def test_a_partition_that_cannot_be_read_is_left_out_and_the_others_go_on(changelog: SqliteChangelog) -> None:
+def test_unreadable_partition_leaves_others_readable(changelog: SqliteChangelog) -> None:
     append(changelog, ZERO, "a=1", 0)
     with consuming(changelog) as consumer:
         consumer.assign(TopicPartition("late", 0), 0)
@@ -367,9 +370,8 @@ def test_a_partition_that_cannot_be_read_is_left_out_and_the_others_go_on(change
 
 
 @pytest.mark.parametrize("what", ["the changelog", "a topic", "a partition"])
-def test_what_is_gone_is_named_with_the_remedy_and_read_once_it_is_back(
-    changelog: SqliteChangelog, tmp_path: Path, what: str
-) -> None:
+def test_missing_log_is_named_and_read_once_back(changelog: SqliteChangelog, tmp_path: Path, what: str) -> None:
+    """The failure names the directory or file that is gone, and the remedy."""
     append(changelog, ZERO, "a=1", 0)
     path = Path(changelog.path(ZERO))
     gone, named = {
@@ -391,7 +393,8 @@ def test_what_is_gone_is_named_with_the_remedy_and_read_once_it_is_back(
         assert consumer.failures() == {}
 
 
-def test_a_partition_that_was_lost_is_of_no_position_of_its_topics(tmp_path: Path) -> None:
+def test_lost_partition_gets_no_heartbeat(tmp_path: Path) -> None:
+    """A partition whose file was deleted is left out of what a heartbeat covers."""
     changelog = SqliteChangelog(tmp_path)
     changelog.ensure_topic("t", 2)
     os.unlink(changelog.path(TopicPartition("t", 1)))
@@ -400,7 +403,7 @@ def test_a_partition_that_was_lost_is_of_no_position_of_its_topics(tmp_path: Pat
     assert changelog.append_heartbeat("t", writer="w", query_id="q", value=b"v") == {0: 1}
 
 
-def test_a_log_knows_the_queries_that_wrote_to_it_until_it_is_reset(changelog: SqliteChangelog) -> None:
+def test_log_knows_its_writing_queries_until_reset(changelog: SqliteChangelog) -> None:
     def has_written(writer: str, query: str) -> bool:
         return changelog.has_written("t", writer=writer, query_id=query)
 
@@ -419,7 +422,8 @@ def test_a_log_knows_the_queries_that_wrote_to_it_until_it_is_reset(changelog: S
     assert not has_written("w", "q")
 
 
-def test_a_log_that_lost_a_partition_does_not_have_what_a_query_wrote(changelog: SqliteChangelog) -> None:
+def test_log_without_a_partition_lacks_a_querys_writes(changelog: SqliteChangelog) -> None:
+    """The query counts as having written again once it writes on."""
     changelog.append_heartbeat("t", writer="w", query_id="q", value=b"v")
     os.unlink(changelog.path(ONE))
     again = SqliteChangelog(changelog.directory)
@@ -468,7 +472,7 @@ def test_the_time_of_the_last_compaction_is_kept(changelog: SqliteChangelog) -> 
     assert kept >= before_ms
 
 
-def test_a_gap_is_told_where_compaction_took_records_and_only_there(changelog: SqliteChangelog) -> None:
+def test_gap_is_reported_only_over_compacted_offsets(changelog: SqliteChangelog) -> None:
     append(changelog, ZERO, "a=1 b=1 c=1 b=2 d=1 e=1", 0)
     assert changelog.compact(SPEC) == 1
     with consuming(changelog) as consumer:
@@ -485,7 +489,8 @@ def test_a_gap_is_told_where_compaction_took_records_and_only_there(changelog: S
         assert poll_one(consumer).gap
 
 
-def test_a_gap_at_the_logs_beginning_is_told_and_the_beginning_moves(changelog: SqliteChangelog) -> None:
+def test_gap_at_the_log_start_is_reported(changelog: SqliteChangelog) -> None:
+    """The log's beginning moves with it."""
     append(changelog, ZERO, "a=1 a=2 b=1", 0)
     changelog.compact(SPEC)
     with consuming(changelog) as consumer:
@@ -500,7 +505,8 @@ def test_compaction_honours_the_minimum_lag_by_the_wall_clock(changelog: SqliteC
     assert changelog.compact(SPEC, CompactionLimits(min_compaction_lag_ms=0)) == 2
 
 
-def test_a_partition_that_cannot_be_compacted_is_told_and_the_others_are(changelog: SqliteChangelog) -> None:
+def test_failed_compaction_names_its_partition(changelog: SqliteChangelog) -> None:
+    """The log's other partitions are compacted."""
     append(changelog, ZERO, "a=1 a=2", 0)
     append(changelog, ONE, "a=1 a=2", 0)
     Path(changelog.path(ZERO)).write_bytes(b"no database" * 1000)
@@ -534,7 +540,8 @@ def test_an_open_consumer_sees_a_reset_as_another_log(changelog: SqliteChangelog
     assert changelog.end_offsets([ZERO, ONE]) == {ZERO: 1, ONE: 0}
 
 
-def test_a_reset_log_that_outgrew_a_consumer_is_still_another_log(changelog: SqliteChangelog) -> None:
+def test_reset_log_that_outgrew_a_consumer_is_another_log(changelog: SqliteChangelog) -> None:
+    """A reset is noticed although the new log is already longer than the offset that was read."""
     append(changelog, ZERO, "a=1", 0)
     with consuming(changelog) as consumer:
         before = poll_one(consumer)
@@ -550,7 +557,7 @@ def made_anew(directory: Path) -> SqliteChangelog:
     return changelog
 
 
-def test_an_open_consumer_notices_that_the_log_was_deleted_and_made_anew(changelog: SqliteChangelog) -> None:
+def test_open_consumer_notices_a_recreated_log(changelog: SqliteChangelog) -> None:
     append(changelog, ZERO, "a=1 b=1", 0)
     with consuming(changelog) as consumer:
         before = poll_one(consumer)
@@ -560,9 +567,10 @@ def test_an_open_consumer_notices_that_the_log_was_deleted_and_made_anew(changel
         assert after.end.offset == 0
 
 
-def test_an_open_consumer_notices_within_seconds_that_the_changelog_was_put_aside_for_another(
+def test_open_consumer_notices_a_replaced_directory(
     changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A changelog directory that was moved aside for another is noticed within seconds."""
     now = 0.0
     monkeypatch.setattr("forebay.changelog.sqlite.consumer.boot_ms", lambda: now)
     with consuming(changelog) as consumer:
@@ -580,9 +588,10 @@ def test_an_open_consumer_notices_within_seconds_that_the_changelog_was_put_asid
         assert pairs(poll_one(consumer)) == [(0, b"a", b"1")]
 
 
-def test_an_open_consumer_reads_nothing_from_a_deleted_log_and_comes_back_to_a_new_one(
+def test_open_consumer_reads_the_log_after_a_deleted_one(
     changelog: SqliteChangelog,
 ) -> None:
+    """Nothing is read while the log is deleted."""
     with consuming(changelog) as consumer:
         poll_one(consumer)
         shutil.rmtree(changelog.directory)
@@ -593,7 +602,8 @@ def test_an_open_consumer_reads_nothing_from_a_deleted_log_and_comes_back_to_a_n
         assert pairs(poll_one(consumer)) == [(0, b"z", b"1")]
 
 
-def test_an_open_consumer_follows_a_log_whose_directory_was_away_for_a_moment(changelog: SqliteChangelog) -> None:
+def test_open_consumer_survives_a_brief_directory_move(changelog: SqliteChangelog) -> None:
+    """A log's directory that was away for a moment is followed as before."""
     with consuming(changelog) as consumer:
         poll_one(consumer)
         assert caught_up(consumer)
@@ -606,7 +616,7 @@ def test_an_open_consumer_follows_a_log_whose_directory_was_away_for_a_moment(ch
         assert pairs(poll_one(consumer)) == [(0, b"a", b"1")]
 
 
-def test_an_undisturbed_log_is_checked_now_and_then_without_rereading(
+def test_idle_log_is_rechecked_without_rereading(
     changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -621,7 +631,8 @@ def test_an_undisturbed_log_is_checked_now_and_then_without_rereading(
 
 
 @pytest.mark.parametrize("file_system", ["nfs4", "cifs", "fuse.sshfs", "ceph", "virtiofs", "9p", "fuse.mount-s3"])
-def test_a_network_file_system_is_refused_naming_it_and_the_remedy(tmp_path: Path, file_system: str) -> None:
+def test_network_file_system_is_refused(tmp_path: Path, file_system: str) -> None:
+    """The error names the file system, the directory and the remedy."""
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
         "22 1 0:20 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
@@ -746,7 +757,7 @@ def line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def say_go(process: subprocess.Popen[str]) -> None:
+def release(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.flush()
@@ -762,7 +773,7 @@ def all_at_once(started: list[subprocess.Popen[str]]) -> None:
     for process in started:
         assert line(process) == "ready"
     for process in started:
-        say_go(process)
+        release(process)
 
 
 def test_processes_that_create_a_topic_at_once_agree_on_it(tmp_path: Path) -> None:
@@ -828,9 +839,8 @@ for batch in range(100_000):
 
 
 @pytest.mark.parametrize("acknowledged", [0, 3, 11])
-def test_a_writer_killed_anywhere_leaves_whole_batches_and_all_that_it_acknowledged(
-    changelog: SqliteChangelog, acknowledged: int
-) -> None:
+def test_killed_writer_leaves_whole_batches(changelog: SqliteChangelog, acknowledged: int) -> None:
+    """All batches that the writer acknowledged before it was killed are in the log."""
     with processes(KILLED_ANYWHERE, changelog.directory, ["w"]) as (process,):
         while line(process) != str(acknowledged):
             assert process.poll() is None

@@ -250,7 +250,8 @@ def test_a_log_of_0_1_has_checksums_from_the_first_write_on(old_log: str, write:
     assert read(old_log).position == 3
 
 
-def test_what_was_written_before_stays_unchecked_through_compaction(old_log: str) -> None:
+def test_unchecked_records_stay_unchecked_in_compaction(old_log: str) -> None:
+    """Records from before checksums existed get none from compaction."""
     append_to(old_log, rows_of("b=3"))
     assert compact(old_log, SPEC, CompactionLimits(0, 10**9), 10**12) == 2
     batch = read(old_log)
@@ -281,7 +282,7 @@ def test_a_version_that_knows_no_checksums_refuses_such_a_log(
     assert "log format 2; this version supports formats up to 1. Upgrade forebay" in failure.reason
 
 
-def test_a_newer_format_is_noticed_by_those_who_have_the_log_open(changelog: SqliteChangelog) -> None:
+def test_open_consumer_notices_a_newer_format(changelog: SqliteChangelog) -> None:
     with consuming(changelog) as consumer:
         poll_one(consumer)
         execute(changelog.path(ZERO), "UPDATE state SET format = 9")
@@ -290,9 +291,10 @@ def test_a_newer_format_is_noticed_by_those_who_have_the_log_open(changelog: Sql
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_another_write_ahead_log_under_an_open_log_is_reported_once(
+def test_replaced_write_ahead_log_is_reported_once(
     changelog: SqliteChangelog, caplog: pytest.LogCaptureFixture, replaced: bool
 ) -> None:
+    """A `-wal` file that was deleted or replaced under an open log is logged once."""
     path = changelog.path(ZERO)
     with consuming(changelog) as consumer:
         append(changelog, ZERO, "a=1", 0)
@@ -312,9 +314,8 @@ def test_another_write_ahead_log_under_an_open_log_is_reported_once(
         assert line.startswith(f"t-0: {path}-wal is not the file that it was")
 
 
-def test_the_write_ahead_log_of_a_log_that_is_written_to_stays_the_same_file(
-    changelog: SqliteChangelog, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_write_ahead_log_stays_the_same_file(changelog: SqliteChangelog, caplog: pytest.LogCaptureFixture) -> None:
+    """Writes and checkpoints do not replace the `-wal` file."""
     with consuming(changelog) as consumer:
         for batch_id in range(20):
             append(changelog, ZERO, "a=1 b=2", batch_id)

@@ -38,7 +38,8 @@ def compact(
     return compaction.compact(path, spec, CompactionLimits(lag_ms, retention_ms), now_ms)
 
 
-def test_compaction_keeps_the_last_record_of_each_key_at_its_offset(path: str) -> None:
+def test_compaction_keeps_each_keys_last_record(path: str) -> None:
+    """The record stays at its offset."""
     append(path, rows_of("a=1 b=1 a=2 c=1 b=2 a=3 d=1"))
     assert compact(path) == 3
     assert [(offset, key, value) for offset, key, value, *_ in logged(path)] == [
@@ -69,7 +70,8 @@ def test_a_key_that_reads_like_a_writers_is_none(path: str) -> None:
     assert compact(path, now_ms=10**15) == 0
 
 
-def test_records_younger_than_the_minimum_lag_stay_and_so_does_what_follows_them(path: str) -> None:
+def test_records_within_the_minimum_lag_stay(path: str) -> None:
+    """Records behind a young one stay too, however old they are."""
     append(path, rows_of("a=1 a=2", timestamp_ms=100), 0)
     append(path, rows_of("a=3", timestamp_ms=951), 1)
     append(path, rows_of("a=4 a=5", timestamp_ms=100), 2)
@@ -93,7 +95,7 @@ def test_old_tombstones_go_and_the_floor_says_up_to_where(path: str) -> None:
     assert state(path) == ("identity", 7, 4)
 
 
-def test_the_floor_does_not_rise_for_a_tombstone_that_was_replaced(path: str) -> None:
+def test_replaced_tombstone_does_not_raise_the_floor(path: str) -> None:
     append(path, rows_of("a=1 a a=2 b=1"))
     assert compact(path, retention_ms=0) == 2
     assert state(path)[2] == 0
@@ -115,7 +117,7 @@ def test_the_tombstone_floor_never_falls(path: str) -> None:
     assert state(path)[2] == 3
 
 
-def test_a_tombstone_stays_while_the_record_that_it_deletes_does(path: str) -> None:
+def test_tombstone_stays_with_the_record_it_deletes(path: str) -> None:
     append(path, [*rows_of("a=1", timestamp_ms=1000), *rows_of("a x=1", timestamp_ms=100)])
     compact(path, now_ms=1000, lag_ms=50, retention_ms=100)
     assert fold(logged(path)) == {b"x": b"1"}
@@ -126,7 +128,8 @@ def window(key: str, start_ms: int) -> bytes:
     return key.encode() + start_ms.to_bytes(8, "big", signed=True)
 
 
-def test_windows_go_that_are_past_retention_by_the_streams_time_and_by_the_clock(path: str) -> None:
+def test_windows_past_retention_are_removed(path: str) -> None:
+    """A window is past retention by both stream time and the clock."""
     starts = [0, 2, 4, 6, 7, 10]
     append(path, [(window("a", start), b"1", 100) for start in starts])
     assert compact(path, now_ms=DAY_MS + 4 + 99, spec=WINDOWS) == 0
@@ -136,7 +139,8 @@ def test_windows_go_that_are_past_retention_by_the_streams_time_and_by_the_clock
     assert state(path)[2] == 0
 
 
-def test_a_deleted_newest_window_stays_deleted_and_stream_time_does_not_go_back(path: str) -> None:
+def test_deleted_newest_window_keeps_stream_time(path: str) -> None:
+    """The newest window's tombstone stays, so that stream time does not go back."""
     append(path, [(window("a", 0), b"1", 100), (window("a", 100), b"1", 100), (window("a", 100), None, 100)])
     append(path, [(window("a", 1), b"1", 100)], 1)
     for _ in range(2):
@@ -166,7 +170,8 @@ def test_versions_go_that_were_replaced_before_history_begins(path: str) -> None
     assert state(path)[2] == 0
 
 
-def test_a_version_of_the_far_future_neither_empties_the_log_nor_keeps_it_from_compaction(path: str) -> None:
+def test_far_future_version_does_not_empty_the_log(path: str) -> None:
+    """Compaction goes on by the clock beside a version of the far future."""
     append(path, [(b"a", b"1", 1), (b"a", b"2", DAY_MS), (b"b", b"1", 10**16)])
     for number in range(3):
         beat(path, b"%d" % number)

@@ -92,7 +92,8 @@ def test_a_batch_larger_than_a_chunk_keeps_its_order(path: str) -> None:
     assert append(path, rows) == (10_000, 10_000)
 
 
-def test_a_repeated_batch_is_skipped_and_says_what_the_first_said(path: str) -> None:
+def test_repeated_batch_returns_the_first_result(path: str) -> None:
+    """Nothing is appended."""
     rows = rows_of("a=1 b")
     first = append(path, rows, 0)
     append(path, rows_of("c=3"), 1)
@@ -109,7 +110,8 @@ def test_a_repeated_empty_batch_is_skipped(path: str) -> None:
 
 
 @pytest.mark.parametrize("other", ["", "a=1", "a=1 c", "a=1b", "b", "c=3 d=4"])
-def test_a_repeated_batch_without_a_key_of_the_first_is_refused_and_writes_nothing(path: str, other: str) -> None:
+def test_repeated_batch_lacking_a_key_is_refused(path: str, other: str) -> None:
+    """Nothing is written."""
     append(path, rows_of("a=1 b"), 4)
     before = logged(path), state(path)
     with pytest.raises(WriteRefused, match=r"Batch 4 of 's' .* 2 rows") as caught:
@@ -119,7 +121,8 @@ def test_a_repeated_batch_without_a_key_of_the_first_is_refused_and_writes_nothi
 
 
 @pytest.mark.parametrize("other", ["a=2 b", "a=1 b= ", "a=1 b=2 c=3", "b a=1"])
-def test_other_values_of_a_repeated_batch_take_the_place_of_the_first(path: str, other: str) -> None:
+def test_repeated_batch_with_other_values_replaces_them(path: str, other: str) -> None:
+    """From then on a repeat is compared with the new values."""
     append(path, rows_of("a=1 b"), 4)
     count = len(rows_of(other))
     assert append(path, rows_of(other), 4) == (count, 2 + count)
@@ -141,7 +144,8 @@ def test_other_values_of_a_batch_before_the_newest_are_refused(path: str) -> Non
     assert (logged(path), state(path)) == before
 
 
-def test_key_and_value_bytes_cannot_be_shifted_into_each_other_unnoticed(path: str) -> None:
+def test_batch_digest_separates_keys_from_values(path: str) -> None:
+    """Bytes moved from the value to the key, or back, make another batch."""
     append(path, [(b"ab", b"c", 1)])
     with pytest.raises(WriteRefused):
         append(path, [(b"a", b"bc", 1)])
@@ -149,7 +153,8 @@ def test_key_and_value_bytes_cannot_be_shifted_into_each_other_unnoticed(path: s
         append(path, [(b"abc", b"", 1)])
 
 
-def test_rows_of_a_batch_before_the_newest_that_had_none_are_refused(path: str) -> None:
+def test_rows_for_an_older_empty_batch_are_refused(path: str) -> None:
+    """A batch before the newest one that had no rows cannot get some later."""
     append(path, rows_of("a=1"), 4)
     append(path, rows_of("a=2"), 6)
     before = logged(path), state(path)
@@ -165,7 +170,9 @@ def test_an_empty_value_is_no_tombstone_in_a_repeat(path: str) -> None:
     assert fold(logged(path)) == {b"a": b""}
 
 
-def test_of_versions_a_repeat_must_match_the_times_and_of_others_it_need_not(path: str) -> None:
+def test_repeated_versions_must_match_their_times(path: str) -> None:
+    """A repeat of unversioned records may carry other timestamps."""
+
     def write(batch_id: int, time_ms: int, *, timed: bool) -> None:
         rows = [(b"k", b"v", time_ms)]
         sqlite_partition.append_batch(
@@ -186,7 +193,8 @@ def test_one_query_may_write_a_batch_under_several_names(path: str) -> None:
     assert [key for _, key, *_ in logged(path)] == [b"a", b"b"]
 
 
-def test_the_last_batches_are_remembered_and_old_markers_are_not_kept_forever(path: str) -> None:
+def test_only_recent_batches_are_remembered(path: str) -> None:
+    """Old batch markers are removed."""
     for batch in range(100):
         append(path, rows_of(f"k={batch}"), batch)
     for batch in range(60, 100):
@@ -216,7 +224,8 @@ def test_rows_that_fail_on_the_way_leave_nothing_behind(path: str) -> None:
     assert append(path, rows_of("a=1"), 0) == (1, 1)
 
 
-def test_a_superseded_query_that_writes_again_is_refused_and_writes_nothing(path: str) -> None:
+def test_superseded_query_is_refused(path: str) -> None:
+    """Neither batches nor heartbeats of the superseded query are written."""
     append(path, rows_of("a=1"), 0, query="old")
     append(path, rows_of("a=2"), 0, query="new")
     before = logged(path)
@@ -238,7 +247,8 @@ def test_a_heartbeat_supersedes_as_a_batch_does(path: str) -> None:
         append(path, rows_of("a=2"), 1, query="old")
 
 
-def test_a_refused_batch_does_not_supersede_the_query_that_writes(path: str) -> None:
+def test_failed_batch_does_not_supersede_a_query(path: str) -> None:
+    """A query supersedes another only with a batch that was committed."""
     append(path, rows_of("a=1"), 0, query="one")
 
     def broken() -> Iterator[Row]:
@@ -265,7 +275,8 @@ def test_a_heartbeat_takes_an_offset_and_is_marked(path: str) -> None:
     assert timestamp_ms > 1_700_000_000_000
 
 
-def test_a_retired_writer_leaves_a_tombstone_and_its_name_is_free_again(path: str) -> None:
+def test_retired_writer_leaves_a_tombstone(path: str) -> None:
+    """The writer's name is free again."""
     beat(path, query="old")
     beat(path, query="new")
     sqlite_partition.retire_writer(path, "w")
@@ -297,7 +308,7 @@ def test_a_log_of_a_later_format_is_refused_with_the_remedy(path: str) -> None:
         sqlite_partition.create(path, "identity")
 
 
-def test_writing_to_a_partition_that_is_gone_does_not_make_it_anew(tmp_path: Path) -> None:
+def test_write_to_a_deleted_partition_does_not_recreate_it(tmp_path: Path) -> None:
     with pytest.raises(sqlite3.OperationalError):
         append(str(tmp_path / "gone.db"), rows_of("a=1"))
     assert list(tmp_path.iterdir()) == []
@@ -309,9 +320,8 @@ def test_an_executor_that_sees_the_drivers_directory_may_write(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("found", [None, "", "def driver\n"])
-def test_an_executor_that_sees_another_directory_is_refused_naming_both_hosts(
-    tmp_path: Path, found: str | None
-) -> None:
+def test_executor_with_another_directory_is_refused(tmp_path: Path, found: str | None) -> None:
+    """The error names the hosts of the driver and of the executor."""
     if found is not None:
         (tmp_path / sqlite_partition.DIRECTORY_ID_FILE).write_text(found)
     with pytest.raises(WriteRefused, match="SQLite serves one machine") as caught:

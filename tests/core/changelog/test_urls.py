@@ -24,7 +24,7 @@ def test_a_changelog_is_found_again_by_its_own_url(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "log", "/var/log", "kafkaa://b:1"])
-def test_an_unknown_kind_is_refused_naming_those_that_are_installed(url: str) -> None:
+def test_unknown_scheme_names_the_installed_ones(url: str) -> None:
     with pytest.raises(SettingError, match=r"kafka://HOST.* \(with the extra kafka\), sqlite:///DIR") as caught:
         open_changelog(url)
     assert repr(url) in str(caught.value)
@@ -48,7 +48,8 @@ def test_any_other_url_is_refused_with_the_form_it_should_have(url: str) -> None
 
 
 @pytest.mark.parametrize("url", ["sqlite:///log?x", "sqlite:///log#x"])
-def test_what_a_directorys_name_must_not_hold_unescaped_is_refused(url: str) -> None:
+def test_unescaped_character_in_a_directory_is_refused(url: str) -> None:
+    """The error names the escape to use."""
     with pytest.raises(SettingError, match="'%3F'"):
         open_changelog(url)
 

@@ -38,7 +38,8 @@ def test_a_sample_is_what_was_counted_since_the_one_before():
     assert third == StoreSample(102, LAG)
 
 
-def test_the_rings_are_bounded_and_those_of_stores_that_are_gone_end():
+def test_sample_rings_are_bounded_and_end_with_stores():
+    """The ring of a store that is gone from the topology is dropped."""
     stores = {f"s{n}": LAG for n in range(200)}
     history = History(None, lambda: stores)
     for at_s in range(500):
@@ -80,7 +81,8 @@ def test_nothing_read_and_nothing_counted_are_not_the_same():
     assert answer.served is None
 
 
-def test_the_answers_of_the_last_minute_are_summed_whatever_samples_are_requested():
+def test_served_answers_cover_the_last_minute():
+    """The sum does not depend on which samples are requested."""
     samples = [StoreSample(at_s, LAG, counts(2, refused=1)) for at_s in range(1, 101)]
     answer = history_answer("s", samples, BOUNDS, after_ms=98_000)
     assert [sample.at_ms for sample in answer.samples] == [99_000, 100_000]
@@ -96,7 +98,8 @@ def test_a_counter_that_is_seen_first_counts_from_zero():
 
 
 @pytest.mark.parametrize("early_ms", [-400, -2, 0, 2, 400])
-def test_each_second_is_sampled_once_whether_timers_are_early_or_late(early_ms):
+def test_each_second_is_sampled_once(early_ms):
+    """Timers may be early or late."""
     now_ms, seconds = 1_000_400.0, []
     for _ in range(5):
         now_ms += pause_ms(now_ms) - early_ms

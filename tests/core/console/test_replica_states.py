@@ -8,7 +8,8 @@ from forebay.lag import UNKNOWN_LAG, Lag
 NEAR, FAR = Lag(0, 5, 50), Lag(9, 900, 9_000)
 
 
-def test_reads_go_to_the_active_then_to_a_restoring_replica_then_to_the_nearest_standby():
+def test_first_replica_is_active_restoring_then_standby():
+    """Of several standbys the one with the least lag is chosen."""
     far, near = ReplicaState("a:1", "standby", FAR), ReplicaState("b:1", "standby", NEAR)
     restoring, active = ReplicaState("c:1", "restoring", FAR), ReplicaState("d:1", "active", FAR)
     assert first_replica([far, near, restoring, active]) == active
@@ -34,7 +35,8 @@ def test_the_condition_is_that_of_the_replica_that_reads_go_to(replica, expected
     assert condition(replica) == expected
 
 
-def test_unknown_figures_stay_unknown_and_replicas_of_silent_workers_are_listed():
+def test_unknown_lag_is_null_and_dead_replicas_are_listed():
+    """Replicas of workers that do not answer polls are listed as not live."""
     silent = ReplicaState("a:1", "active", live=False)
     partition = partition_replicas(3, [ReplicaState("b:1", "standby", Lag(1, None, None)), silent])
     assert partition.condition == "standby"

@@ -62,7 +62,8 @@ def test_partitions_are_surveyed_in_slices():
     assert survey.newest.stores["s"].conditions == {"served": 250}
 
 
-def test_a_store_lags_as_its_worst_partition_and_not_as_its_standbys():
+def test_store_lag_is_the_worst_partitions():
+    """The lag of standbys beside a better replica does not count."""
     worst = A._replace(lag=Lag(1, 7, 70))
     survey, _ = surveyed(Known(lambda n: [worst if n == 1 else A, B]))
     assert survey.newest.stores["s"].lag == Lag(1, 7, 70)
@@ -70,7 +71,8 @@ def test_a_store_lags_as_its_worst_partition_and_not_as_its_standbys():
     assert survey.newest.stores["s"].lag == UNKNOWN_LAG
 
 
-def test_partitions_that_a_worker_does_not_hold_are_not_counted_there():
+def test_worker_survey_counts_only_held_partitions():
+    """A router's survey counts the others as held by no worker."""
     own = Known(lambda n: [B] if n == 1 else [], knows_all_replicas=False)
     survey, _ = surveyed(own)
     assert survey.newest.stores["s"].conditions == {"standby": 1}
@@ -79,7 +81,9 @@ def test_partitions_that_a_worker_does_not_hold_are_not_counted_there():
     assert survey.newest.stores["s"].conditions == {"standby": 1, "unheld": 2}
 
 
-def test_what_is_wrong_is_found_with_its_partitions_the_gravest_first():
+def test_findings_are_sorted_by_severity():
+    """Each finding names its partitions and the remedy."""
+
     def replicas(partition: int) -> list[ReplicaState]:
         return {0: [A._replace(live=False)], 1: [B], 2: [A._replace(failure="no codec. Install it.")]}[partition]
 
@@ -108,7 +112,8 @@ def test_a_lost_worker_is_one_finding_for_all_its_stores():
     ]
 
 
-def test_a_fail_over_is_an_event_for_all_partitions_that_went_the_same_way():
+def test_failover_is_one_event_for_its_partitions():
+    """The lost active and the promotion are one event each for all partitions that moved alike."""
     known = Known(lambda _: [A, B])
     survey, timeline = surveyed(known)
     assert kinds(timeline) == []
@@ -137,7 +142,7 @@ def test_a_restore_is_an_event_when_it_begins_and_when_it_ends():
     assert "about 40 s left" in timeline.events()[0].detail
 
 
-def test_the_sentence_says_what_is_served_within_what_age_by_how_many_workers():
+def test_summary_states_stores_workers_and_age():
     survey, _ = surveyed(Known(lambda _: [A, B]))
     assert summary("router", "shop", survey.newest) == (
         "1 store of 'shop' with 3 partitions is served by 2 workers, at most 50 ms behind the source."

@@ -76,17 +76,17 @@ def test_who_has_a_token_is_let_through_and_who_has_none_is_not(tokens):
     assert refusals == {401: 2}
 
 
-def test_the_authenticator_is_told_the_request_as_it_came():
-    asked: list[tuple[Any, ...]] = []
+def test_the_authenticator_gets_the_request_as_it_was_sent():
+    requested: list[tuple[Any, ...]] = []
 
     class Noting:
         def authenticate(self, method: str, path: str, authorization: bytes) -> None:
-            asked.append((method, path, authorization))
+            requested.append((method, path, authorization))
 
     handlers = guarded(Reads(), Noting(), Counter())
     read(handlers, request(b"Authorization: Bearer a"))
     handlers.batch(batch(), PROTOCOL)
-    assert asked == [
+    assert requested == [
         ("GET", "/v1/stores/counts/keys/%C3%A9", b"Bearer a"),
         ("POST", "/v1/stores/counts/batch-get", b""),
     ]

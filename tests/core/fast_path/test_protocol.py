@@ -117,7 +117,7 @@ async def peer() -> SlowPeer:
     return connected(lambda segment, protocol: HttpAnswer(200, b"", BODY))
 
 
-async def test_a_peer_that_takes_no_answers_is_not_answered_without_end(peer):
+async def test_peer_that_reads_nothing_gets_bounded_answers(peer):
     peer.protocol.data_received(REQUEST * 1_000)
     await asyncio.sleep(0)
     assert len(peer.written) < 200_000
@@ -134,7 +134,8 @@ async def test_what_cannot_be_prepared_is_left_to_the_route():
     await until(lambda: peer.written.startswith(b"HTTP/1.1 500"))
 
 
-async def test_a_router_can_begin_with_the_first_answers_while_others_are_made():
+async def test_first_answers_are_sent_while_others_are_made():
+    """Answers are written in a few portions, so that a router can begin with the first."""
     written: list[int] = []
 
     def handler(segment, protocol):
@@ -165,7 +166,7 @@ async def test_a_request_that_does_not_come_whole_ends_the_connection(monkeypatc
     await until(lambda: peer.closed)
 
 
-async def test_a_connection_whose_requests_came_whole_may_rest(monkeypatch):
+async def test_a_connection_whose_requests_were_whole_may_rest(monkeypatch):
     monkeypatch.setattr("forebay.fast_path.slow_path._MOST_REQUEST_S", 0.02)
     peer = connected(lambda segment, protocol: HttpAnswer(200, b"", BODY))
     peer.protocol.data_received(REQUEST)
@@ -184,19 +185,20 @@ async def test_a_head_that_does_not_end_ends_the_connection(peer):
     assert b"head is longer" in peer.written
 
 
-async def test_large_answers_that_come_later_wait_for_a_peer_that_takes_none_and_few_are_asked_for():
-    asked: list[PendingResponse] = []
+async def test_pending_large_answers_wait_for_a_slow_peer():
+    """Few requests are taken from a peer that does not read their answers."""
+    requested: list[PendingResponse] = []
 
     def handler(segment, protocol):
-        asked.append(protocol.pending(FORM))
-        return asked[-1]
+        requested.append(protocol.pending(FORM))
+        return requested[-1]
 
     peer = connected(handler)
     peer.protocol.data_received(REQUEST * 1_000)
-    assert 1 <= len(asked) <= 16
+    assert 1 <= len(requested) <= 16
     answered = 0
-    while answered < len(asked):
-        asked[answered].fill(HttpAnswer(200, b"", b"x" * (1 << 20)))
+    while answered < len(requested):
+        requested[answered].fill(HttpAnswer(200, b"", b"x" * (1 << 20)))
         answered += 1
         await asyncio.sleep(0)
     assert len(peer.written) <= 2 << 20
@@ -208,10 +210,10 @@ async def test_large_answers_that_come_later_wait_for_a_peer_that_takes_none_and
         await asyncio.sleep(0)
     # All that was answered is sent once there is room, and more is asked for, one at a time by now.
     assert taken >= 16
-    assert len(asked) == 17
+    assert len(requested) == 17
 
 
-async def test_a_peer_that_takes_nothing_is_let_go_and_one_that_takes_a_little_is_not(monkeypatch):
+async def test_stalled_peer_is_closed_and_a_slow_one_is_not(monkeypatch):
     monkeypatch.setattr("forebay.fast_path.slow_peer._MOST_STALL_S", 0.3)
     loop = asyncio.get_running_loop()
     # More than the kernel takes, of which it says nothing before a third of it is gone.
@@ -238,7 +240,7 @@ async def test_a_peer_that_takes_nothing_is_let_go_and_one_that_takes_a_little_i
     await server.wait_closed()
 
 
-async def test_over_a_unix_socket_the_client_is_the_user_who_connected(tmp_path):
+async def test_unix_socket_client_is_the_connecting_user(tmp_path):
     loop, clients = asyncio.get_running_loop(), []
 
     def read(segment: bytes, protocol: FastPathProtocol) -> HttpAnswer:
@@ -267,7 +269,7 @@ class ReadsOn(SlowPeer):
         return self.left.pop(0) if len(self.left) > 1 else self.left[0]
 
 
-async def test_a_connection_that_is_finished_ends_once_all_is_read_and_not_before():
+async def test_finished_connection_ends_once_all_is_read():
     peer = ReadsOn()
     SlowPeerWatch(asyncio.get_running_loop(), peer).finish()
     await until(lambda: peer.closed)
@@ -288,7 +290,8 @@ async def some(scope: Any, receive: Any, send: Any) -> None:
         (REQUEST + b"no HTTP\r\n\r\n", "at once"),
     ],
 )
-async def test_a_peer_that_takes_not_even_a_little_holds_no_connection_open(monkeypatch, request_, closing):
+async def test_stalled_peer_does_not_keep_a_connection_open(monkeypatch, request_, closing):
+    """An idle or ending connection is closed although a little of the answer is unsent."""
     monkeypatch.setattr("forebay.fast_path.slow_peer._MOST_STALL_S", 0.2)
     loop = asyncio.get_running_loop()
     config, state, lifespan = wiring(some, timeout_keep_alive=0.1 if closing == "when idle" else 60)
@@ -333,12 +336,13 @@ async def test_nothing_is_kept_of_a_connection_that_was_reset(request_):
     await until(lambda: gc.collect() >= 0 and kept() is None)
 
 
-async def test_who_waits_for_a_peer_hears_that_it_has_left_whatever_else_it_has_asked_for():
-    heard: list[str] = []
+async def test_disconnect_is_delivered_despite_pipelined_requests():
+    """A handler that awaits the peer's end receives `http.disconnect`."""
+    noted: list[str] = []
 
     async def waits(scope: Any, receive: Any, send: Any) -> None:
-        while heard[-1:] != ["http.disconnect"]:
-            heard.append((await receive())["type"])
+        while noted[-1:] != ["http.disconnect"]:
+            noted.append((await receive())["type"])
 
     loop = asyncio.get_running_loop()
     config, state, lifespan = wiring(waits)
@@ -348,8 +352,8 @@ async def test_who_waits_for_a_peer_hears_that_it_has_left_whatever_else_it_has_
         peer.setblocking(False)
         await loop.sock_connect(peer, server.sockets[0].getsockname())
         await loop.sock_sendall(peer, 3 * b"GET /livez HTTP/1.1\r\nHost: h\r\n\r\n")
-        await until(lambda: heard)
-    await until(lambda: heard[-1] == "http.disconnect")
+        await until(lambda: noted)
+    await until(lambda: noted[-1] == "http.disconnect")
     server.close()
     await server.wait_closed()
 
@@ -394,7 +398,8 @@ async def test_many_reads_in_a_segment_leave_others_their_turn():
     assert sum(answered) == 1_000
 
 
-async def test_a_whole_batch_is_taken_in_the_callback_that_received_it_and_in_its_turn():
+async def test_whole_batch_is_handled_in_its_callback_in_order():
+    """A batch behind a pending read waits for its turn."""
     taken: list[bytes] = []
     pending_responses: list[PendingResponse] = []
 
@@ -428,7 +433,7 @@ async def test_a_whole_batch_is_taken_in_the_callback_that_received_it_and_in_it
     [b"\x00\x01 no request\r\n\r\n", b"GET / HTTP/1.1\r\nno header\r\n\r\n", b"GET /\xfc HTTP/1.1\r\n\r\n"],
 )
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_what_is_no_request_is_refused_after_the_answer_to_the_one_before_it(garbage, at_once):
+async def test_invalid_request_is_refused_after_earlier_answers(garbage, at_once):
     goes_on = asyncio.Event()
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:
@@ -449,7 +454,9 @@ async def test_what_is_no_request_is_refused_after_the_answer_to_the_one_before_
     assert re.findall(rb"HTTP/1.1 (\d+)", peer.written) == [b"200", b"200", b"400"]
 
 
-async def test_a_body_that_is_none_is_refused_though_its_request_is_being_answered():
+async def test_invalid_body_is_refused_during_its_request():
+    """The answer is 400 although the handler is still running."""
+
     async def patient(scope: Any, receive: Any, send: Any) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
@@ -480,7 +487,8 @@ class OfTokens:
 
 
 @pytest.mark.parametrize("segment", [b"k", b"of-the-framework"])
-async def test_what_is_not_read_is_held_by_the_token_and_not_by_the_address_that_others_share(segment, tmp_path):
+async def test_unread_bytes_count_towards_the_token(segment, tmp_path):
+    """The address that several tokens share is not charged."""
     settings = load_settings("router", {"seeds": "127.0.0.1:1", "auth_tokens_file": str(tmp_path / "tokens")}, {})
     shared = Limits(RouterSettings(**settings))
 

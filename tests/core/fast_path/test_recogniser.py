@@ -163,8 +163,8 @@ def batches(draw: st.DrawFn) -> bytes:
     lines = [draw(st.sampled_from([b"POST", b"POST", b"POST", b"GET", b"PUT", b"post"]))]
     lines[0] += b" " + draw(BATCH_TARGETS) + b" " + draw(VERSIONS)
     body = draw(BODIES)
-    told = [b"Host: x", b"Content-Length: %d" % len(body)]
-    lines += [line for line in told if draw(st.integers(0, 9))]
+    reported = [b"Host: x", b"Content-Length: %d" % len(body)]
+    lines += [line for line in reported if draw(st.integers(0, 9))]
     for _ in range(draw(st.integers(0, 3))):
         lines.append(draw(TOKENS) + draw(SEPARATORS) + draw(VALUES | LENGTHS))
     end = draw(LINE_ENDS)
@@ -189,7 +189,8 @@ def test_what_is_accepted_as_a_batch_is_what_full_parsers_read(data):
 
 @settings(max_examples=1000, deadline=None, derandomize=True)
 @given(at=st.integers(0, len(BATCH) - 1), byte=st.integers(0, 255))
-def test_one_odd_byte_anywhere_in_a_batch_is_never_read_differently(at, byte):
+def test_odd_byte_in_a_batch_is_never_read_differently(at, byte):
+    """The recogniser reads a batch as a full parser does, or leaves it to the parser."""
     data = BATCH[:at] + bytes([byte]) + BATCH[at + 1 :]
     found = recognise_batch(data)
     if found is not None:
@@ -227,11 +228,11 @@ def test_a_batch_that_needs_the_parser_is_left_to_it(header):
 
 
 def test_a_batch_says_whether_its_answer_is_to_be_in_frames():
-    asked = {
+    requested = {
         accept: recognise_batch(BATCH.replace(b"Host: x", b"Host: x\r\n" + accept))
         for accept in (b"Accept: */*", b"Accept: application/vnd.forebay.frames.v1")
     }
-    assert [found is not None and found.frames for found in asked.values()] == [False, True]
+    assert [found is not None and found.frames for found in requested.values()] == [False, True]
 
 
 SEGMENTS = st.sampled_from(
@@ -260,7 +261,7 @@ ALIKE = st.builds(
 @example(received=[PLAIN, PLAIN[:-4]])
 @example(received=[PLAIN, PLAIN.replace(b"/a", b"/" + b"a" * 8192)])
 @example(received=[PLAIN, PLAIN.replace(b"Host: x", b"Host: y")])
-def test_what_came_before_changes_nothing(received):
+def test_earlier_requests_change_nothing(received):
     prepared_requests = PreparedRequests(lambda template: template)
     recogniser = Recogniser(prepared_requests)
     for data in received:
@@ -276,7 +277,8 @@ def test_what_came_before_changes_nothing(received):
                 assert RecognisedRead(template, (prefix + data)[begin:segment_end], end - len(prefix)) == alone
 
 
-def test_of_any_number_of_forms_those_that_are_asked_for_again_are_prepared_once(monkeypatch):
+def test_repeated_request_forms_are_prepared_once(monkeypatch):
+    """The memory for request forms that do not repeat is bounded."""
     monkeypatch.setattr("forebay.fast_path.recogniser._MOST_TEMPLATES", 10)
     prepared: list[bytes] = []
 
@@ -372,7 +374,7 @@ def test_what_widely_used_clients_send_is_ordinary(headers):
     assert batch.body == Parsed(posted).body == by_h11(posted)[1]
 
 
-def test_the_origin_is_told():
+def test_the_origin_is_recognised():
     found = recognise(b"GET /v1/stores/c/keys/a HTTP/1.1\r\nHost: x\r\norigin:  https://a.example \r\n\r\n")
     assert found is not None
     assert found.template.origin == b"https://a.example"
@@ -387,7 +389,7 @@ def test_the_origin_is_told():
         (b"AUTHORIZATION: Basic YQ==\r\nOrigin: http://a\r\n", b"Basic YQ=="),
     ],
 )
-def test_the_authorization_is_told(header, value):
+def test_the_authorization_is_recognised(header, value):
     found = recognise(b"GET /v1/stores/c/keys/a HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n")
     assert found is not None
     assert found.template.authorization == value

@@ -73,7 +73,7 @@ def used(module: ModuleType, *classes: str) -> tuple[set[str], set[str]]:
     return names, defined
 
 
-async def test_each_member_of_the_protocol_that_is_used_is_named_and_there():
+async def test_used_protocol_members_are_listed_and_exist():
     theirs = await uvicorns()
     names, defined = set(), set()
     for module, class_name in ((slow_path, "SlowPathProtocol"), (protocol, "FastPathProtocol")):
@@ -100,7 +100,7 @@ async def test_what_is_used_of_its_parts_is_there():
     theirs.connection_lost(None)
 
 
-async def test_each_member_of_the_server_that_is_used_is_named_and_there():
+async def test_used_server_members_are_listed_and_exist():
     theirs = uvicorn.Server((await uvicorns()).config)
     theirs.lifespan = LifespanOn(theirs.config)
     names, defined = used(server, "HttpServer")

@@ -34,7 +34,8 @@ def test_counters_are_summed_by_their_labels():
     assert {sample.name for sample in metric.samples} == {"forebay_router_reads_total"}
 
 
-def test_gauges_are_summed_but_where_only_the_worst_says_something():
+def test_gauges_are_summed_or_the_worst_is_taken():
+    """A worker is live only if every process counts it as live."""
     names = ["forebay_router_worker_in_flight", "forebay_router_worker_live", "forebay_router_hedge_delay_seconds"]
     metrics = summed([[gauge(name, a=1, b=0) for name in names], [gauge(name, b=1, c=1) for name in names]])
     assert [figures(metric) for metric in metrics] == [
@@ -55,13 +56,14 @@ answers = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 10**6), st.in
 
 
 @given(answers)
-def test_histograms_summed_over_processes_are_those_of_one_that_answered_all(answers):
+def test_summed_histograms_equal_those_of_one_process(answers):
+    """Several processes together report what one process that answered all reads would."""
     whole, parts = ServedLag(), [ServedLag() for _ in range(4)]
     for store, records, process in answers:
         for counting in (whole, parts[process]):
             counting.observe(store, Lag(records, 1_000, None))
-    told = [metrics_of(json.loads(json.dumps(document_of(part.collect())))) for part in parts]
-    assert [by_sample(metric) for metric in summed(told)] == [by_sample(metric) for metric in whole.collect()]
+    reported = [metrics_of(json.loads(json.dumps(document_of(part.collect())))) for part in parts]
+    assert [by_sample(metric) for metric in summed(reported)] == [by_sample(metric) for metric in whole.collect()]
 
 
 def by_sample(metric: Metric) -> tuple[str, str, dict[tuple[str, str], float]]:
@@ -70,7 +72,7 @@ def by_sample(metric: Metric) -> tuple[str, str, dict[tuple[str, str], float]]:
 
 
 def test_of_what_runs_and_its_limits_no_sum_is_made():
-    def told(start_s: float, resident_bytes: float) -> list[Metric]:
+    def reported(start_s: float, resident_bytes: float) -> list[Metric]:
         figures = {
             "forebay_router_build_info": 1.0,
             "process_start_time_seconds": start_s,
@@ -79,7 +81,7 @@ def test_of_what_runs_and_its_limits_no_sum_is_made():
         }
         return [GaugeMetricFamily(name, "", value=value) for name, value in figures.items()]
 
-    found = {metric.name: metric.samples[0].value for metric in summed([told(5, 100), told(3, 200)])}
+    found = {metric.name: metric.samples[0].value for metric in summed([reported(5, 100), reported(3, 200)])}
     assert found == {
         "forebay_router_build_info": 1,
         "process_start_time_seconds": 3,

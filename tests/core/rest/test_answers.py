@@ -33,7 +33,8 @@ def headers(head: bytes) -> dict[bytes, bytes]:
 
 @repeatable
 @given(lags)
-def test_figures_are_the_same_in_body_and_headers_and_unknown_ones_have_no_header(lag: Lag) -> None:
+def test_lag_is_the_same_in_body_and_headers(lag: Lag) -> None:
+    """An unknown lag has no header."""
     body = json.loads(lag_json(lag))
     assert body == lag.document()
     sent = headers(replica_info_head(SOURCE._replace(lag=lag)))
@@ -44,7 +45,7 @@ def test_figures_are_the_same_in_body_and_headers_and_unknown_ones_have_no_heade
 
 @repeatable
 @given(lags)
-def test_what_is_encoded_once_is_what_headers_and_problems_say(lag: Lag) -> None:
+def test_what_is_encoded_once_is_what_headers_and_problems_have(lag: Lag) -> None:
     source = SOURCE._replace(lag=lag, host="[fe80::1%eth0]:8080")
     encoded = encode_replica_info(source)
     assert headers(encoded.json_head) == headers(JSON_HEAD + NO_STORE + replica_info_head(source))

@@ -128,7 +128,8 @@ def test_what_is_read_of_a_small_body_is_read_of_a_large_one(body):
     assert asyncio.run(read_batch(padded, MAX_KEY_BYTES)).values == list(small)
 
 
-async def test_several_long_works_take_one_turn_of_the_loop_after_the_other():
+async def test_long_batches_share_the_event_loop():
+    """Several long conversions take one turn of the loop after the other."""
     ticks, steps = itertools.count(), []
 
     def work(name: str) -> Iterator[str]:

@@ -25,6 +25,7 @@ def test_other_line_ends_of_a_value_do_not_end_its_event():
     assert event.data == b"1\n2\n3"
 
 
-def test_lines_may_end_with_a_carriage_return_and_events_need_data():
+def test_event_lines_may_end_with_crlf():
+    """An event without data is dropped."""
     reader = EventReader()
     assert reader.feed(b"event: a\r\n\r\nevent: value\r\ndata:1\r\n\r\n") == [Event("value", b"1")]

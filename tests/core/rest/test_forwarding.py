@@ -66,7 +66,7 @@ def test_of_two_headers_a_client_may_have_written_one():
     assert forwarded_chain([CLIENT.encode()], [f"for={OTHER}".encode()]) == b""
 
 
-def test_whoever_connects_a_unix_socket_is_a_proxy_only_if_they_are_trusted():
+def test_unix_socket_peer_is_a_proxy_only_if_trusted():
     chain = CLIENT.encode()
     assert PROXIES.client("user 33", chain) == "user 33"
     assert TrustedProxies(["unix"]).client("user 33", chain) == CLIENT

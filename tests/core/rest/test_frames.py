@@ -51,6 +51,6 @@ def test_broken_frames_are_neither_page_nor_batch(raw):
 
 
 @pytest.mark.parametrize("frames", [([200], []), ([200, 200], [b"", b""]), (["200"], [b""]), ([200], ["x"]), 1])
-def test_a_batch_of_other_results_than_asked_for_is_none(frames):
+def test_a_batch_of_other_results_than_requested_is_none(frames):
     with pytest.raises(ValueError, match="other than a batch"):
         read_batch_frames(msgpack.packb(frames), 1)

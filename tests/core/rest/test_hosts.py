@@ -33,7 +33,8 @@ OTHERS += [
 
 
 @pytest.mark.parametrize("host", OWN + ADDRESSES)
-def test_on_loopback_this_machines_names_and_addresses_are_allowed(host):
+def test_loopback_allows_this_machines_hosts(host):
+    """This machine's names and addresses are allowed as `Host`."""
     assert allowed_hosts(LOOPBACK, ()).allows(host)
 
 
@@ -55,7 +56,8 @@ def test_where_other_machines_reach_it_any_is(host):
 
 
 @pytest.mark.parametrize("listen", [LOOPBACK, EVERYWHERE])
-def test_names_that_are_listed_are_allowed_with_any_port_and_the_advertised_one_is(listen):
+def test_listed_and_advertised_hosts_are_allowed(listen):
+    """A listed name is allowed with any port."""
     hosts = allowed_hosts(listen, ("Reads.example.org",), HostInfo("worker-1.svc", 8080))
     for host in [
         b"reads.example.org",

@@ -23,7 +23,8 @@ def test_one_peer_leaves_an_eighth_to_others():
     assert limit.used == 70
 
 
-def test_all_tickets_of_one_token_are_one_peer_wherever_they_are_shown():
+def test_tickets_of_one_token_are_one_peer():
+    """The address that a ticket is shown from does not matter."""
     peers = Peers(by_token=True, proxies=TrustedProxies(()))
 
     def peer(address: str, holder: bytes) -> Peer:

@@ -166,9 +166,8 @@ def test_a_time_is_epoch_milliseconds_or_rfc_3339(text: str, moment_ms: int) -> 
     st.integers(-23 * 60, 23 * 60),
 )
 @example(datetime(2016, 2, 29, 23, 59, 59, 999_999), -330)
-def test_fractions_of_a_millisecond_leave_the_same_milliseconds_before_a_time(
-    wall: datetime, offset_minutes: int
-) -> None:
+def test_sub_millisecond_times_select_the_same_versions(wall: datetime, offset_minutes: int) -> None:
+    """`as_of` rounds down, and `from` and `to` round up."""
     moment = wall.replace(tzinfo=timezone(timedelta(minutes=offset_minutes)))
     since = moment - datetime(1970, 1, 1, tzinfo=UTC)
     assert parse(f"as_of={quote(moment.isoformat())}").as_of_ms == since // timedelta(milliseconds=1)

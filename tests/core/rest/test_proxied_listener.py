@@ -89,7 +89,9 @@ def test_a_proxy_that_sends_no_header_is_closed_in_time(impatient):
     run(test)
 
 
-def test_a_client_that_sends_nothing_is_left_to_the_limits_of_http(impatient):
+def test_idle_direct_client_is_left_to_http_limits(impatient):
+    """Only a proxy must send its header in time."""
+
     async def test(found: Listening) -> None:
         found.connect(DIRECT)
         await until(lambda: found.clients == [None])
@@ -111,7 +113,7 @@ def test_one_address_leaves_connections_to_others():
     run(test)
 
 
-def test_a_connection_that_waits_for_its_header_ends_with_the_process():
+def test_connection_awaiting_its_header_ends_on_shutdown():
     async def test(found: Listening) -> None:
         found.connect(PROXY)
         await until(lambda: found.waiting == 1)

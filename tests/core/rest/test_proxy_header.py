@@ -147,7 +147,7 @@ def test_what_begins_none_or_one_too_long_is_refused_at_once(received):
         is_whole(received)
 
 
-def test_headers_are_told_from_requests():
+def test_headers_are_distinguished_from_requests():
     assert begins_header(b"PROXY TCP4 1.2.3.4")
     assert begins_header(SIGNATURE)
     for request in (

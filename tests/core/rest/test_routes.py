@@ -15,7 +15,8 @@ from forebay.rest.routes import READ_ROUTES, add_read_route, crashes_counted
     ("error", "counted"),
     [(RuntimeError("a bug"), [500]), (asyncio.CancelledError(), [])],
 )
-async def test_a_read_that_fails_is_counted_as_a_500_and_one_whose_client_left_is_not(error, counted):
+async def test_failed_read_is_counted_as_a_500(error, counted):
+    """A read whose client left is not counted."""
     answers: list[tuple[str, int]] = []
     app, route = FastAPI(), READ_ROUTES[0]
 

@@ -84,7 +84,7 @@ with bind(HostInfo("127.0.0.1", 0)) as listener:
 """
 
 
-def test_a_signal_is_heeded_though_the_machine_has_no_thread_to_spare():
+def test_signal_is_handled_without_a_spare_thread():
     command = [sys.executable, "-c", WITHOUT_A_THREAD]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout) == (0, "ended\n")
@@ -140,7 +140,8 @@ with bind(HostInfo("127.0.0.1", 0)) as listener:
 """
 
 
-def test_clients_that_come_at_once_do_not_wait_for_a_turn_of_the_event_loop_each():
+def test_simultaneous_clients_are_accepted_together():
+    """Clients that connect at once do not wait for a turn of the event loop each."""
     done = subprocess.run(
         [sys.executable, "-c", COME_AT_ONCE], capture_output=True, text=True, timeout=30, check=False
     )

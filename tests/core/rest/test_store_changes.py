@@ -21,7 +21,8 @@ def selected(query: str, **of_the_store: str) -> KeySelection:
     return make_selection(spec, parse_parameters(query.encode(), STORE_CHANGES_PARAMETERS), 100)
 
 
-def test_an_id_tells_how_far_each_partition_is_and_which_begins_anew():
+def test_event_id_holds_each_partitions_progress():
+    """A partition whose log changed, or whose list was under way, begins anew."""
     cursors = {
         0: ChangesCursor(LOG, 70, 73),
         1: ChangesCursor(LOG, 5, 5, b"here", 3),
@@ -32,7 +33,8 @@ def test_an_id_tells_how_far_each_partition_is_and_which_begins_anew():
     assert found == {0: ChangesCursor(LOG, 70, 73), 1: ChangesCursor(LOG, 5, 5), 2: ChangesCursor(LOG, 0, 9)}
 
 
-def test_an_id_of_another_selection_resumes_nothing_and_none_is_refused():
+def test_event_id_of_another_selection_resumes_nothing():
+    """A text that is no event id is refused."""
     text = encode_id(QUERY, range(2), {0: ChangesCursor(LOG, 1, 1), 1: ChangesCursor(LOG, 1, 1)})
     assert decode_id(text, b"?" * 8, range(2)) == {}
     assert decode_id(text, QUERY, range(3)) == {}
@@ -41,7 +43,8 @@ def test_an_id_of_another_selection_resumes_nothing_and_none_is_refused():
             decode_id(wrong, QUERY, range(2))
 
 
-def test_an_id_of_1024_partitions_fits_the_heads_of_proxies_and_a_longer_one_is_none():
+def test_event_id_of_1024_partitions_fits_proxy_limits():
+    """An id that would exceed the header limits of proxies is left empty."""
     billions = {one: ChangesCursor(LOG, 5_000_000_000 + 31 * one, 5_000_000_100 + 31 * one) for one in range(1024)}
     text = encode_id(QUERY, range(1024), billions)
     assert 0 < len(text) <= MOST_ID_CHARACTERS

@@ -124,7 +124,7 @@ def test_changed_in_any_place_it_opens_nothing(tmp_path_factory, at, other):
                 door.tickets.open(changed, "GET", OF_A)
 
 
-def test_of_two_routers_only_those_with_the_same_key_open_each_others(door, tmp_path):
+def test_ticket_opens_on_routers_with_the_same_key_only(door, tmp_path):
     same, other = (Door(tmp_path / "others", "ann", key=key) for key in (KEY, b"o" * 32))
     same.tickets.open(door.issue(), "GET", OF_A)
     with pytest.raises(Unauthenticated, match="not issued here"):

@@ -4,7 +4,7 @@ import itertools
 from forebay.rest.turns import in_turn, in_turns
 
 
-async def test_work_that_many_have_in_one_turn_takes_no_longer_than_that_of_one():
+async def test_the_work_of_many_in_one_turn_is_bounded_as_of_one():
     """By a clock on which each piece of work takes a millisecond: none of them has more than one."""
     ticks = itertools.count()
     since_the_last_turn, most = 0, 0

@@ -36,7 +36,7 @@ def test_only_its_user_and_its_group_may_connect(address):
     assert not address.path.exists()
 
 
-def test_a_group_that_does_not_exist_is_named_and_nothing_is_left(address):
+def test_unknown_group_is_named_and_leaves_no_socket(address):
     with pytest.raises(ConfigurationError, match="'nobody-has-this': there is no such group"):
         unix_listener(address, "nobody-has-this").__enter__()
     assert not address.path.exists()
@@ -77,7 +77,8 @@ def test_the_file_of_a_successor_is_not_removed(address):
     assert address.path.exists()
 
 
-def test_a_process_that_starts_does_not_make_accept_block_in_others(address):
+def test_inherited_listener_stays_non_blocking(address):
+    """A process that starts does not make `accept` block in others."""
     with (
         unix_listener(address, None) as listener,
         inherited_listener(os.dup(listener.fileno())) as inherited,
@@ -86,7 +87,7 @@ def test_a_process_that_starts_does_not_make_accept_block_in_others(address):
         assert not os.get_blocking(listener.fileno())
 
 
-def test_a_worker_that_listens_on_a_unix_socket_alone_must_say_where_routers_reach_it(address):
+def test_unix_only_worker_must_advertise_an_address(address):
     elsewhere = HostInfo("worker-1", 8080)
     assert advertised([address, elsewhere], None) == elsewhere
     assert advertised([address], elsewhere) == elsewhere

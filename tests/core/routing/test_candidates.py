@@ -38,7 +38,8 @@ def host(port: int) -> HostInfo:
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(holders=HOLDERS, tolerance=TOLERANCES, seed=st.integers(0, 99))
-def test_everyone_is_asked_once_and_whoever_is_well_and_within_tolerance_first(holders, tolerance, seed):
+def test_healthy_within_tolerance_precede_others(holders, tolerance, seed):
+    """Every replica is a candidate once, and dead ones are last."""
     for prefer in ("active", "any"):
         order = candidates(holders, tolerance, prefer, random.Random(seed))
         assert sorted(order) == sorted(holder.host for holder in holders)
@@ -52,11 +53,12 @@ def test_everyone_is_asked_once_and_whoever_is_well_and_within_tolerance_first(h
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(holders=HOLDERS, tolerance=TOLERANCES)
-def test_the_order_does_not_depend_on_the_order_of_what_is_known(holders, tolerance):
+def test_order_is_independent_of_input_order(holders, tolerance):
     assert candidates(holders, tolerance) == candidates(holders[::-1], tolerance)
 
 
-def test_the_active_first_then_by_lag_then_unknown_then_recovering_then_late_then_silent_then_dead():
+def test_order_by_role_lag_and_health():
+    """Active, lag, unknown lag, recovering, beyond tolerance, suspect, dead."""
     within = Lag(0, 0, 0)
     holders = [
         Holder(host(6), "active", within, live=False),
@@ -71,7 +73,8 @@ def test_the_active_first_then_by_lag_then_unknown_then_recovering_then_late_the
     assert [h.port for h in candidates(holders, Tolerance(max_record_lag=10))] == [7, 1, 2, 3, 8, 4, 5, 6]
 
 
-def test_what_a_worker_would_refuse_by_its_ceiling_it_is_not_asked_first():
+def test_replica_beyond_its_ceiling_is_not_first():
+    """A worker whose own ceiling would reject the read comes after another replica."""
     holders = [
         Holder(host(1), "active", Lag(500, 0, 0), ceiling=Tolerance(max_record_lag=100)),
         Holder(host(2), "standby", Lag(50, 0, 0), ceiling=Tolerance(max_record_lag=100)),
@@ -80,11 +83,13 @@ def test_what_a_worker_would_refuse_by_its_ceiling_it_is_not_asked_first():
         assert [h.port for h in candidates(holders, UNLIMITED, prefer, random.Random(0))] == [2, 1]
 
 
-def test_a_sole_survivor_of_unknown_lag_is_asked():
+def test_a_sole_survivor_of_unknown_lag_is_tried():
     assert candidates([Holder(host(1), "standby", live=True)], Tolerance(0, 0, 0)) == (host(1),)
 
 
-def test_one_that_recovers_gets_its_probe_and_no_more_while_others_can_answer():
+def test_recovering_replica_gets_one_probe():
+    """It gets no further reads while others can answer."""
+
     def order(load: int) -> list[int]:
         probed = Holder(host(1), "active", Lag(0, 0, 0), load=load, window=1)
         return [h.port for h in candidates([probed, Holder(host(2), "standby", Lag(0, 0, 0))], UNLIMITED)]
@@ -104,13 +109,13 @@ def test_any_begins_with_one_that_is_as_good_as_the_best(holders, tolerance, see
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(holders=HOLDERS, tolerance=TOLERANCES)
-def test_any_leaves_the_rack_of_the_router_only_if_no_one_there_is_as_good(holders, tolerance):
+def test_prefer_any_leaves_the_rack_only_for_a_better_one(holders, tolerance):
     chosen = {holder.near for holder in holders if holder.host in equally_good(holders, tolerance)}
     elsewhere = equally_good([holder._replace(near=False) for holder in holders], tolerance)
     assert chosen == {any(holder.near for holder in holders if holder.host in elsewhere)} or not elsewhere
 
 
-def test_any_spreads_reads_over_every_replica_within_tolerance_by_load():
+def test_prefer_any_spreads_reads_by_load():
     holders = [Holder(host(port), "standby", Lag(0, 0, 0), load=port) for port in (1, 2, 3)]
     chance = random.Random(0)
     firsts = [candidates(holders, UNLIMITED, "any", chance)[0].port for _ in range(300)]
@@ -156,7 +161,7 @@ def test_prefer_any_stays_in_the_routers_rack():
     assert equally_good([near._replace(live=False), far], UNLIMITED) == (far.host,)
 
 
-def test_prefer_any_stays_on_the_readers_machine_then_in_its_rack():
+def test_prefer_any_stays_on_the_host_then_in_the_rack():
     own = Holder(host(1), "standby", Lag(3, 0, 0), near=True, own_host=True)
     near = Holder(host(2), "standby", Lag(2, 0, 0), near=True)
     far = Holder(host(3), "active", Lag(0, 0, 0))

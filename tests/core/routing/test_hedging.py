@@ -11,7 +11,7 @@ def test_the_delay_follows_answer_times_within_its_bounds():
     assert 8 <= quick < delay.delay_ms <= 250
 
 
-def test_no_more_than_a_tenth_of_requests_are_hedged_in_the_long_run():
+def test_at_most_a_tenth_of_requests_is_hedged():
     budget = HedgeBudget()
     spent = 0
     for now_ms in range(0, 100_000, 5):

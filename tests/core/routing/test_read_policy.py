@@ -56,11 +56,11 @@ class Known:
         return True
 
 
-def asked(actions: list[Action[str]]) -> list[str]:
+def requested(actions: list[Action[str]]) -> list[str]:
     return [action.host for action in actions if isinstance(action, Ask)]
 
 
-def test_the_best_is_asked_and_its_answer_ends_the_read():
+def test_the_best_is_tried_and_its_answer_ends_the_read():
     policy = ReadPolicy(Known(["a", "b"]), DEADLINE_MS)
     assert policy.begin(0) == [Ask("a", True, False), Wait(DELAY_MS)]
     assert policy.settle([("a", AttemptOutcome.FINAL)], 5) == [Finish("a", False)]
@@ -69,7 +69,7 @@ def test_the_best_is_asked_and_its_answer_ends_the_read():
 def test_a_fail_over_is_free_and_immediate():
     policy = ReadPolicy(Known(["a", "b"], hedges_left=0), DEADLINE_MS)
     policy.begin(0)
-    assert asked(policy.settle([("a", AttemptOutcome.FAILED)], 1)) == ["b"]
+    assert requested(policy.settle([("a", AttemptOutcome.FAILED)], 1)) == ["b"]
     assert policy.settle([("b", AttemptOutcome.REFUSED)], 2) == [Refresh()]
     assert policy.refreshed(3) == [GiveUp("unanswered")]
 
@@ -84,39 +84,41 @@ def test_a_silent_worker_costs_the_hedge_delay():
     assert known.hedges == 1
 
 
-def test_a_fail_over_does_not_wait_for_others_that_are_being_asked():
+def test_failover_does_not_wait_for_other_attempts():
     policy = ReadPolicy(Known(["a", "b", "c"], hedges_left=1), DEADLINE_MS)
     policy.begin(0)
     policy.tick(DELAY_MS)
-    assert asked(policy.settle([("b", AttemptOutcome.FAILED)], DELAY_MS + 1)) == ["c"]
+    assert requested(policy.settle([("b", AttemptOutcome.FAILED)], DELAY_MS + 1)) == ["c"]
 
 
-def test_without_budget_a_read_waits_until_its_worker_is_found_to_hang():
+def test_throttled_read_waits_until_its_worker_hangs():
+    """Without hedge budget the next worker gets the read once the first one is known to hang."""
     known = Known(["a", "b"], hedges_left=0)
     policy = ReadPolicy(known, DEADLINE_MS)
     policy.begin(0)
     assert policy.tick(DELAY_MS) == [NoteSlow("a"), NoteThrottled(), Wait(DELAY_MS + 50)]
-    assert asked(policy.tick(DELAY_MS + 50)) == []
+    assert requested(policy.tick(DELAY_MS + 50)) == []
     known.hung.add("a")
     assert policy.tick(DELAY_MS + 100)[:-1] == [Ask("b", True, False)]
 
 
-def test_a_worker_that_took_over_is_asked_while_the_last_one_hangs():
+def test_promoted_worker_is_tried_while_the_last_hangs():
     known = Known(["a"], hung={"a"})
     policy = ReadPolicy(known, DEADLINE_MS)
     policy.begin(0)
     assert policy.tick(250) == [Wait(500)]
     known.hosts.append("b")
-    assert asked(policy.tick(500)) == ["b"]
+    assert requested(policy.tick(500)) == ["b"]
 
 
-def test_a_sole_worker_that_is_silent_for_one_key_is_found_to_be_and_others_are_looked_for():
+def test_unresponsive_sole_worker_refreshes_candidates():
+    """A worker that does not answer for one key is given up for one that the next map names."""
     known = Known(["a"])
     policy = ReadPolicy(known, DEADLINE_MS)
     policy.resume("a", 0)
     assert policy.tick(DELAY_MS) == [NoteSlow("a"), Wait(DELAY_MS + 50)]
     known.hosts.append("b")
-    assert asked(policy.tick(DELAY_MS + 50)) == ["b"]
+    assert requested(policy.tick(DELAY_MS + 50)) == ["b"]
 
 
 def test_a_newer_map_makes_one_that_refused_a_candidate_again():
@@ -125,7 +127,7 @@ def test_a_newer_map_makes_one_that_refused_a_candidate_again():
     policy.begin(0)
     assert policy.settle([("a", AttemptOutcome.REFUSED)], 1) == [Refresh()]
     known.generation += 1
-    assert asked(policy.refreshed(2)) == ["a"]
+    assert requested(policy.refreshed(2)) == ["a"]
 
 
 def test_replicas_wait_only_once_none_can_answer_at_once():
@@ -137,13 +139,14 @@ def test_replicas_wait_only_once_none_can_answer_at_once():
     assert again == [Ask("a", True, False), Ask("c", True, False)]
     assert step == Wait(253)
     # They were told that they may take this long.
-    assert asked(policy.tick(253)) == []
+    assert requested(policy.tick(253)) == []
 
 
-def test_a_second_overloaded_worker_ends_the_read_and_spares_the_third():
+def test_second_overloaded_worker_ends_the_read():
+    """The third worker is spared."""
     policy = ReadPolicy(Known(["a", "b", "c"]), DEADLINE_MS)
     policy.begin(0)
-    assert asked(policy.settle([("a", AttemptOutcome.OVERLOADED)], 1)) == ["b"]
+    assert requested(policy.settle([("a", AttemptOutcome.OVERLOADED)], 1)) == ["b"]
     assert policy.settle([("b", AttemptOutcome.OVERLOADED)], 2) == [Finish("b", False)]
 
 
@@ -163,18 +166,19 @@ def test_an_answer_after_the_deadline_is_none():
 def test_a_request_that_was_not_sent_is_sent_again():
     policy = ReadPolicy(Known(["a", "b"]), DEADLINE_MS)
     policy.resume("a", 0)
-    assert asked(policy.settle([("a", AttemptOutcome.UNSENT)], 1)) == ["a"]
+    assert requested(policy.settle([("a", AttemptOutcome.UNSENT)], 1)) == ["a"]
     gone = ReadPolicy(known := Known(["a", "b"]), DEADLINE_MS)
     gone.resume("a", 0)
     known.hosts.remove("a")
-    assert asked(gone.settle([("a", AttemptOutcome.UNSENT)], 1)) == ["b"]
-    assert asked(policy.settle([("a", AttemptOutcome.FAILED)], 2)) == ["b"]
+    assert requested(gone.settle([("a", AttemptOutcome.UNSENT)], 1)) == ["b"]
+    assert requested(policy.settle([("a", AttemptOutcome.FAILED)], 2)) == ["b"]
 
 
-def test_a_resumed_read_hedges_at_once_if_its_worker_has_been_silent():
+def test_resumed_read_hedges_at_once_past_the_delay():
+    """Its worker has been unresponsive since before the read was resumed."""
     policy = ReadPolicy(Known(["a", "b"]), DEADLINE_MS)
     policy.resume("a", 0)
-    assert asked(policy.tick(DELAY_MS)) == ["b"]
+    assert requested(policy.tick(DELAY_MS)) == ["b"]
     assert policy.settle([("a", AttemptOutcome.FINAL)], DELAY_MS + 1) == [Finish("a", False)]
 
 
@@ -262,7 +266,7 @@ def test_silent_workers_cost_at_most_the_hedge_delay_each(times):
     now, due = 0.0, {}
     actions = policy.begin(now)
     while not isinstance(actions[-1], Finish):
-        for host in asked(actions):
+        for host in requested(actions):
             due[host] = now + times[HOSTS.index(host)]
         step = actions[-1]
         assert isinstance(step, Wait)

@@ -28,7 +28,8 @@ class Clock:
         return time.time() + self.passed_s
 
 
-def test_a_log_that_takes_long_is_compacted_less_often_and_no_other(tmp_path, monkeypatch):
+def test_slow_log_is_compacted_less_often(tmp_path, monkeypatch):
+    """Other logs keep their interval."""
     from forebay.spark.compaction import Compaction
 
     clock = Clock()

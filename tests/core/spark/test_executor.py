@@ -44,11 +44,11 @@ def test_rows_that_end_before_their_end_are_not_kept(target):
     from forebay.spark.executor import write_rows
 
     batches = placed([b"k%d" % n for n in range(20)])
-    for came in range(1, len(batches)):
+    for arrived in range(1, len(batches)):
         with pytest.raises(EOFError):
-            list(write_rows(target)(batches[:came]))
+            list(write_rows(target)(batches[:arrived]))
         # What comes before another partition's rows is all there is of it.
-        partitions = [row for batch in batches[:came] for row in batch.column("partition").to_pylist()]
+        partitions = [row for batch in batches[:arrived] for row in batch.column("partition").to_pylist()]
         assert records(target, 0) == (partitions.count(0) if 1 in partitions else 0)
         assert records(target, 1) == 0
     written = [row for batch in write_rows(target)(batches) for row in batch.to_pylist()]

@@ -16,7 +16,8 @@ def idle(query: str, at_ms: int) -> SimpleNamespace:
     return SimpleNamespace(id=query, timestamp=datetime.fromtimestamp(at_ms / 1000, UTC).isoformat())
 
 
-def test_while_one_heartbeat_is_written_of_each_query_only_the_newest_waits():
+def test_only_each_querys_newest_heartbeat_waits():
+    """Older heartbeats are dropped while one is being written."""
     from forebay.spark.heartbeats import HeartbeatListener
 
     written: list[tuple[str, int]] = []
@@ -35,7 +36,7 @@ def test_while_one_heartbeat_is_written_of_each_query_only_the_newest_waits():
     assert len(written) <= 3, "one was being written, and one of each waited"
 
 
-def test_a_heartbeat_that_fails_keeps_no_other_from_being_written():
+def test_failed_heartbeat_blocks_no_other():
     from forebay.spark.heartbeats import HeartbeatListener
 
     written: list[int] = []
@@ -92,7 +93,7 @@ KAFKA = '{"in":{"0":5,"1":7}}'
         (KAFKA, {"other": {"0": 1}}, False),
     ],
 )
-def test_a_batch_left_nothing_if_it_reached_its_sources_latest_offset(end, latest, nothing_left):
+def test_batch_at_the_latest_offset_left_no_backlog(end, latest, nothing_left):
     from forebay.spark.heartbeats import left_no_backlog
 
     source = SimpleNamespace(endOffset=end, latestOffset=latest)

@@ -19,7 +19,8 @@ def imported(file: str) -> set[str]:
     return found
 
 
-def test_modules_that_are_sent_import_only_what_executors_have_and_each_other():
+def test_shipped_modules_import_only_what_executors_have():
+    """They may import one another, the standard library, NumPy and PyArrow."""
     from forebay.spark.sink import _BY_VALUE
 
     sent = {module.__name__ for module in _BY_VALUE}

@@ -46,7 +46,8 @@ def as_ofs(changelog: SqliteChangelog, store: str) -> list[int | None]:
     return found
 
 
-def test_a_store_that_lacks_a_batch_gets_heartbeats_of_earlier_ones_only(changelog, run):
+def test_store_lacking_a_batch_gets_older_heartbeats_only(changelog, run):
+    """Heartbeats of later batches are written again once the store has the batch."""
     from forebay.spark.store_writer import beat_run
 
     query_run, log = run
@@ -62,7 +63,8 @@ def test_a_store_that_lacks_a_batch_gets_heartbeats_of_earlier_ones_only(changel
 
 
 @pytest.mark.parametrize(("limit_ms", "expected"), [(None, 2_000), (1_500, 1_500), (-1, None)])
-def test_a_query_that_asked_its_sources_at_its_start_is_no_newer(changelog, run, limit_ms, expected):
+def test_available_now_heartbeat_is_no_newer_than_its_start(changelog, run, limit_ms, expected):
+    """A query that reads its sources' latest offsets once, at its start, is no newer than that."""
     from forebay.spark.store_writer import beat_run
 
     query_run, log = run
@@ -71,7 +73,7 @@ def test_a_query_that_asked_its_sources_at_its_start_is_no_newer(changelog, run,
     assert as_ofs(changelog, "first") == [expected]
 
 
-def test_a_log_that_was_reset_keeps_no_other_from_its_heartbeats(changelog, run):
+def test_reset_log_does_not_stop_other_stores_heartbeats(changelog, run):
     from forebay.spark.store_writer import beat_run
 
     query_run, log = run

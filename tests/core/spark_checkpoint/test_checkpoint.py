@@ -179,7 +179,7 @@ def sorted_maps(held: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [name for name in LEDGERS if not name.endswith("rocksdb")])
-def test_changes_of_variables_lead_from_each_version_to_the_next(written, name):
+def test_variable_changes_lead_to_the_next_version(written, name):
     checkpoint = written.checkpoint(name)
     for partition in PARTITIONS:
         state: dict[tuple[str, Any], Any] = {}

@@ -176,7 +176,7 @@ def test_a_file_that_continues_another_lineage_is_refused(copied):
         ("metadata", "{}", CheckpointFileCorrupt, "metadata is cut short"),
     ],
 )
-def test_formats_that_are_not_known_and_files_that_are_cut_short_are_named(copied, file, content, error, message):
+def test_unknown_formats_and_truncated_files_are_named(copied, file, content, error, message):
     path = copied("aggregation-format2" if file == "commits/4" else "aggregation-default")
     (path / file).write_text(content)
     with pytest.raises(error, match=message):
@@ -220,7 +220,7 @@ def test_an_operator_is_read_as_its_batch_found_it(copied):
     assert times == ["ProcessingTime", "ProcessingTime", "EventTime", "EventTime"]
 
 
-def test_a_family_of_which_no_snapshot_tells_the_number_is_named(copied):
+def test_column_family_that_no_snapshot_numbers_is_named(copied):
     path = copied("ledger-changelog")
     for file in (path / PARTITION).glob("*.zip"):
         file.unlink()
@@ -251,7 +251,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
         Checkpoint.open(str(tmp_path))
 
 
-def test_an_operator_partition_or_store_that_is_not_there_is_named(spark_4_0):
+def test_missing_operator_partition_or_store_is_named(spark_4_0):
     checkpoint = spark_4_0.checkpoint("aggregation-default")
     with pytest.raises(CheckpointMissing, match="no such operator"):
         list(checkpoint.changes(7, 0, 1, 1))

@@ -114,7 +114,7 @@ def test_a_join_is_refused_with_its_reason(written):
     assert "rows that wait for the other side" in str(description.refusal)
 
 
-def test_sums_of_decimals_say_whether_there_is_any():
+def test_sums_of_decimals_state_whether_there_is_any():
     fields = [Field("sum", DecimalType(20, 2)), Field("isEmpty", BOOLEAN), Field("count", LONG)]
     assert functions_at(fields, 0) == ("sum",)
     assert buffer_width("sum", fields, 0) == 2

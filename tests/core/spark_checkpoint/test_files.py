@@ -35,7 +35,7 @@ def test_files_are_listed_read_and_found(files, tmp_path):
     assert files.stat("commits/1") == FileStatus(3, 5)
 
 
-def test_files_that_are_missing_are_told_from_those_that_cannot_be_read(files, tmp_path):
+def test_missing_files_differ_from_unreadable_ones(files, tmp_path):
     for call in (files.read, files.stat):
         with pytest.raises(FileNotFoundError):
             call("commits/1")
@@ -51,7 +51,7 @@ def test_any_file_system_of_pyarrow_serves_the_same_checkpoint(spark_4_0):
     assert repr(list(of_arrow.snapshot(0, 0, 5))) == repr(list(of_path.snapshot(0, 0, 5)))
 
 
-def test_a_url_that_nothing_opens_is_refused_without_its_credentials():
+def test_unsupported_url_is_refused_without_credentials():
     with pytest.raises(CheckpointError, match="cannot open gopher://here/checkpoint") as refused:
         open_files("gopher://user:secret@here/checkpoint?token=secret")
     assert "secret" not in str(refused.value)

@@ -164,7 +164,8 @@ def test_values_that_python_cannot_hand_to_spark(spark, expression, value):
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(table=tables(), cut=st.integers(1, 200))
-def test_a_row_that_is_cut_short_is_refused_or_decoded_but_never_read_beyond(spark, table, cut):
+def test_truncated_row_is_never_read_beyond_its_end(spark, table, cut):
+    """A row that was cut short is refused or decoded from what is there."""
     schema, rows = table
     frame = spark.createDataFrame(rows, schema, verifySchema=False)
     decoder = RowDecoder(parse_struct(frame.schema.jsonValue()).types)

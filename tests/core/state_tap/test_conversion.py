@@ -49,7 +49,8 @@ def applied(conversion, *changes: Change) -> dict[tuple[int, int], int | None]:
     return found
 
 
-def test_two_sessions_that_an_event_joins_leave_the_log_for_the_whole_one(sessions):
+def test_merged_sessions_replace_both_in_the_log(sessions):
+    """Two sessions that an event joins are deleted and the whole one is written."""
     assert applied(sessions, delete(50), put(0, 80, 3)) == {(0, 30): None, (50, 80): None, (0, 80): 3}
 
 
@@ -66,7 +67,7 @@ def test_the_end_of_a_session_is_known_from_the_batch_before(sessions):
     assert applied(sessions, put(90, 130, 2), delete(100)) == {(90, 130): 2, (100, 130): None}
 
 
-def test_a_key_that_the_codec_cannot_have_is_left_out_and_logged_once(spark_4_0, caplog):
+def test_key_outside_the_codec_is_skipped_and_logged_once(spark_4_0, caplog):
     operator = spark_4_0.checkpoint("distinct-default").operator(0, 0)
     conversion = open_conversion(TableMapping(store(), operator))
     entries = [StateEntry("default", (key,), (None,)) for key in (None, "a", None)]

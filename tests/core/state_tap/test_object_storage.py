@@ -44,7 +44,7 @@ def test_a_batch_is_followed_without_a_list(object_store, uploaded, name, spec, 
     assert checkpoint.is_committed(1)
     assert tap.has_batch()
     tap.follow(1)
-    asked = Counter(request.operation for request in object_store.requests(name))
+    requested = Counter(request.operation for request in object_store.requests(name))
     partitions = 2
-    assert asked == {"HEAD": 7 + partitions, "GET": 6 + partitions}
+    assert requested == {"HEAD": 7 + partitions, "GET": 6 + partitions}
     assert content(changelog, spec)

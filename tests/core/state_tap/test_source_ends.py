@@ -55,7 +55,7 @@ def test_a_source_that_gets_nothing_makes_its_state_no_older(source):
     assert source.as_of_ms(5, 5) == 9_000
 
 
-def test_ends_that_cannot_be_read_say_nothing(source):
+def test_ends_that_cannot_be_read_prove_nothing(source):
     source.observe(1_000, 5, 5)
     source.observe(9_000)
     assert source.as_of_ms(5, 5) == 1_000

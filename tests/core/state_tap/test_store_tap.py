@@ -148,7 +148,7 @@ def test_windows_that_the_watermark_evicts_stay_in_the_log(written, provider, ch
 
 
 @pytest.mark.parametrize("provider", ["default", "changelog", "format2"])
-def test_sessions_grow_and_merge_in_the_log_and_stay_when_they_end(written, provider, changelog, tapped):
+def test_sessions_grow_merge_and_outlive_their_end(written, provider, changelog, tapped):
     """Open ones are there, of one that has grown only the last form, and those that the watermark closed stay."""
     spec, name = SPECS["sessions"], f"sessions-{provider}"
     query, tap = tapped(written, name, spec)
@@ -169,7 +169,7 @@ def test_sessions_grow_and_merge_in_the_log_and_stay_when_they_end(written, prov
     assert same(content(changelog, spec), ended | states[-1])
 
 
-def test_a_copy_of_sessions_removes_from_the_log_what_was_merged_meanwhile(spark_4_0, changelog, tapped):
+def test_session_copy_removes_merged_sessions(spark_4_0, changelog, tapped):
     """As the log would be had every batch been followed, but for what came and went in between."""
     spec, name = SPECS["sessions"], "sessions-default"
     query, tap = tapped(spark_4_0, name, spec)
@@ -251,7 +251,7 @@ def test_the_entries_of_a_map_are_keys_of_their_own(spark_4_0, changelog, tapped
 
 
 @pytest.mark.parametrize("variable", ["total_ttl", "recent_ttl"])
-def test_an_expired_value_leaves_the_log_before_spark_removes_it(spark_4_0, variable, tmp_path, changelog):
+def test_expired_value_leaves_the_log_before_spark_does(spark_4_0, variable, tmp_path, changelog):
     """Also after a restart that came too late for it."""
     spec = VARIABLES[variable][0]
     changelog.ensure(spec)
@@ -381,7 +381,8 @@ def test_a_tap_knows_when_its_query_was_set_back(spark_4_0, changelog, tapped):
     assert not tap.has_batch()
 
 
-def test_the_log_says_that_it_is_being_filled_until_it_has_the_first_state(spark_4_0, changelog, tapped):
+def test_first_copy_is_marked_as_filling(spark_4_0, changelog, tapped):
+    """The heartbeat marks the log as filling until it has the first whole state."""
     spec = SPECS["aggregation"]
     query, tap = tapped(spark_4_0, "aggregation-default", spec)
     query.end(0)
@@ -419,7 +420,7 @@ def test_a_query_that_was_set_back_is_copied_anew(spark_4_0, tmp_path, changelog
     assert same(content(changelog, spec), expected)
 
 
-def test_a_batch_that_was_repeated_under_its_number_is_copied_anew(spark_4_0, changelog, tapped):
+def test_batch_repeated_under_its_number_is_copied_anew(spark_4_0, changelog, tapped):
     """After a query was set back and has come as far again, only what it planned tells the two apart."""
     spec = SPECS["aggregation"]
     query, tap = tapped(spark_4_0, "aggregation-default", spec)
@@ -453,7 +454,7 @@ def test_changes_that_spark_has_purged_are_made_up_by_a_copy(spark_4_0, changelo
     assert same(content(changelog, spec), expected)
 
 
-def test_another_declaration_of_the_fields_writes_every_value_anew(spark_4_0, changelog, tapped):
+def test_changed_field_declaration_rewrites_every_value(spark_4_0, changelog, tapped):
     query, tap = tapped(spark_4_0, "aggregation-default", SPECS["aggregation"])
     query.end(0)
     tap.begin(0)

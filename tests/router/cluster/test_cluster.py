@@ -23,13 +23,15 @@ def cluster(view: WorkerView) -> Cluster:
     return known
 
 
-def test_a_worker_that_hangs_is_suspect_also_where_it_never_said_what_it_holds():
+def test_hung_worker_of_unknown_tasks_is_suspect():
+    """Its status was never read, so that a map alone names what it holds."""
     view = WorkerView(HOST, live=True, slow_reads=3, ceiling=Tolerance(5))
     (holder,) = cluster(view).holders(SPEC, 0, lambda host: 0)
     assert (holder.role, holder.suspect, holder.ceiling) == ("active", True, Tolerance(5))
 
 
-def test_a_worker_that_comes_back_is_given_few_reads_also_before_it_said_what_it_holds():
+def test_returning_worker_of_unknown_tasks_starts_slowly():
+    """Slow start applies before its first status is read."""
     view = WorkerView(HOST, live=True)
     view.slow_start.lose()
     (holder,) = cluster(view).holders(SPEC, 0, lambda host: 0)

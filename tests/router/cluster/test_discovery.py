@@ -47,7 +47,8 @@ def discovering(
     return known, discovery
 
 
-def test_a_router_that_knows_workers_but_no_stores_yet_is_not_ready():
+def test_router_without_stores_is_not_ready():
+    """It knows a worker already."""
     view = WorkerView(HOST, live=True, seen_boot_ms=boot_ms())
     known, discovery = discovering([HOST])
     known.workers[HOST] = view
@@ -119,7 +120,8 @@ def known(status: dict[str, Any]) -> Generation:
     return Generation(status["generation"]["incarnation"], status["generation"]["generation"])
 
 
-async def test_an_address_that_another_applications_worker_took_over_is_asked_for_nothing():
+async def test_address_of_another_application_gets_no_reads():
+    """Reads go there again once a worker of this application is back."""
     status: dict[str, object] = {}
     async with worker(status, mapped=True) as host:
         known, discovery = discovering([host])
@@ -134,7 +136,8 @@ async def test_an_address_that_another_applications_worker_took_over_is_asked_fo
             await discovery.stop()
 
 
-async def test_a_worker_whose_machine_vanished_is_forgotten_and_a_router_without_any_is_not_ready(monkeypatch):
+async def test_vanished_worker_is_forgotten(monkeypatch):
+    """A router without any worker is not ready, and connections to the address are closed."""
     monkeypatch.setattr("forebay_router.cluster.discovery._FORGET_AFTER_MS", 1_500.0)
     monkeypatch.setattr("forebay_router.cluster.discovery._UNHEARD_S", 0.5)
     status: dict[str, object] = {}
@@ -158,7 +161,8 @@ async def test_a_worker_whose_machine_vanished_is_forgotten_and_a_router_without
             await discovery.stop()
 
 
-async def test_a_router_serves_the_application_it_is_told_whoever_of_its_seeds_answers_first(caplog):
+async def test_router_serves_its_set_application(caplog):
+    """A seed of another application is ignored and logged once, even if it answers first."""
     ours: dict[str, object] = {}
     theirs: dict[str, object] = {}
     async with worker(ours, mapped=True) as host, worker(theirs, mapped=True) as other:
@@ -195,7 +199,7 @@ async def test_seeds_of_two_applications_make_no_router_ready():
             await discovery.stop()
 
 
-async def test_seeds_at_which_no_worker_answers_are_told_of_with_the_reason(caplog):
+async def test_seeds_without_a_worker_are_logged_with_the_reason(caplog):
     status: dict[str, object] = {}
     async with worker(status, mapped=True) as router:
         status["tier"] = "router"
@@ -212,7 +216,8 @@ async def test_seeds_at_which_no_worker_answers_are_told_of_with_the_reason(capl
         )
 
 
-async def test_a_worker_that_lost_its_state_and_its_clocks_lead_is_up_again():
+async def test_restarted_worker_with_an_earlier_clock_is_live():
+    """A new process id counts although its incarnation is lower."""
     status: dict[str, Any] = {}
     async with worker(status, mapped=True) as host:
         status |= {"process_id": "first", "incarnation": 2_000}
@@ -228,7 +233,8 @@ async def test_a_worker_that_lost_its_state_and_its_clocks_lead_is_up_again():
             await discovery.stop()
 
 
-async def test_a_group_that_begins_anew_below_the_generation_known_is_followed(monkeypatch, caplog):
+async def test_group_restarted_at_a_lower_generation_is_followed(monkeypatch, caplog):
+    """A worker that merely lags behind changes nothing."""
     monkeypatch.setattr("forebay_router.cluster.cluster._BEGAN_ANEW_AFTER_MS", 300.0)
     status, other = {}, {}
     async with worker(status, mapped=True) as host, worker(other, mapped=True) as second:
@@ -248,7 +254,8 @@ async def test_a_group_that_begins_anew_below_the_generation_known_is_followed(m
     assert "their group began anew" in caplog.text
 
 
-async def test_workers_that_have_not_joined_again_leave_the_map_as_it_is(monkeypatch):
+async def test_rejoining_workers_keep_the_map(monkeypatch):
+    """A worker that has not joined yet reports no generation."""
     monkeypatch.setattr("forebay_router.cluster.cluster._BEGAN_ANEW_AFTER_MS", 100.0)
     status: dict[str, Any] = {}
     async with worker(status, mapped=True) as host:
@@ -278,7 +285,8 @@ async def test_workers_that_have_not_joined_again_leave_the_map_as_it_is(monkeyp
         ({"process_id": "x" * 10_000}, "answers with more than an identity"),
     ],
 )
-async def test_what_is_not_the_worker_that_a_map_names_gets_neither_token_nor_read(identity, reason):
+async def test_address_of_an_unexpected_process_gets_no_token(identity, reason):
+    """It gets no reads either until it is the process that the map names."""
     ours: dict[str, Any] = {}
     theirs: dict[str, Any] = {}
     received: list[bytes] = []
@@ -294,8 +302,8 @@ async def test_what_is_not_the_worker_that_a_map_names_gets_neither_token_nor_re
                 assert [rejected.address for rejected in listed] == [str(other)]
                 assert listed[0].reason.startswith(reason)
                 assert known.holders(SPEC, 1, lambda _: 0) == []
-                asked = len(received)
-                await until(lambda: len(received) > asked + 2)
+                requested = len(received)
+                await until(lambda: len(received) > requested + 2)
                 assert {head.split()[1] for head in received} == {b"/v1/identity"}
                 assert not any(b"authorization" in head for head in received)
                 theirs["identity"] = {}
@@ -306,7 +314,8 @@ async def test_what_is_not_the_worker_that_a_map_names_gets_neither_token_nor_re
                 await discovery.stop()
 
 
-async def test_what_has_no_identity_is_said_to_be_no_worker_or_an_older_one():
+async def test_address_without_identity_may_be_an_older_worker():
+    """The reason names the upgrade, and no token is sent."""
     received: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -327,7 +336,8 @@ async def test_what_has_no_identity_is_said_to_be_no_worker_or_an_older_one():
         server.close()
 
 
-async def test_a_copy_of_a_process_from_before_its_last_start_is_not_taken_for_it():
+async def test_copy_from_before_the_last_start_is_rejected():
+    """A process id with a lower incarnation is another process."""
     status: dict[str, Any] = {}
     async with worker(status, mapped=True) as host:
         status |= {"process_id": "p", "incarnation": 7}
@@ -344,7 +354,7 @@ async def test_a_copy_of_a_process_from_before_its_last_start_is_not_taken_for_i
             await discovery.stop()
 
 
-async def test_without_any_other_worker_the_newest_map_is_no_reason_to_refuse_one():
+async def test_sole_worker_is_accepted_despite_the_newest_map():
     """All of a group may have lost their state, and nobody else could give a newer map."""
     status: dict[str, Any] = {}
     async with worker(status, mapped=True) as host:
@@ -373,7 +383,7 @@ async def test_a_token_goes_to_listed_networks_and_names(networks):
             await discovery.stop()
 
 
-async def test_nothing_is_sent_to_an_address_outside_the_listed_networks():
+async def test_address_outside_listed_networks_gets_nothing():
     status: dict[str, Any] = {}
     received: list[bytes] = []
     async with worker(status, mapped=True, received=received) as host:

@@ -22,7 +22,7 @@ def test_many_workers_or_large_documents_are_polled_less_often():
     assert 0.2 < small < pace.pause_s(1_000)
 
 
-def test_documents_that_shrink_again_are_polled_as_often_as_before():
+def test_smaller_documents_restore_the_poll_interval():
     pace = PollSchedule(0.2)
     for reading_s in [0.1] * 50 + [0.0] * 100:
         pace.spent(reading_s)

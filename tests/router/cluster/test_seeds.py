@@ -16,10 +16,10 @@ class Names:
 
     def __init__(self, **addresses: list[str]) -> None:
         self.addresses = addresses
-        self.asked: list[HostInfo] = []
+        self.requested: list[HostInfo] = []
 
     async def resolve(self, seed: HostInfo) -> list[HostInfo]:
-        self.asked.append(seed)
+        self.requested.append(seed)
         if seed.host not in self.addresses:
             raise OSError("no such name")
         return [HostInfo(address, seed.port) for address in self.addresses[seed.host]]
@@ -57,7 +57,7 @@ async def test_addresses_are_not_looked_up():
     names = Names()
     seeds = Seeds([HostInfo("10.0.0.1", 1), HostInfo("::1", 2)], names.resolve)
     await seeds.follow(lambda: None)
-    assert names.asked == []
+    assert names.requested == []
     assert seeds.addresses == {HostInfo("10.0.0.1", 1), HostInfo("::1", 2)}
 
 

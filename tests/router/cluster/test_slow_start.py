@@ -10,7 +10,8 @@ def test_a_worker_that_was_never_lost_has_no_bound():
     assert slow_start.window is None
 
 
-def test_after_a_loss_there_is_one_probe_then_one_more_with_each_answer_then_no_bound():
+def test_window_grows_with_each_answer_after_a_loss():
+    """It begins with one probe and ends without a bound."""
     slow_start = SlowStart()
     slow_start.lose()
     windows = []

@@ -43,7 +43,7 @@ def test_a_status_says_who_holds_what_and_how_far_behind():
     assert view.is_healthy
 
 
-def test_its_rows_are_those_of_the_last_status_with_the_lag_that_they_may_have_by_now(monkeypatch):
+def test_rows_are_of_the_last_status_with_aged_lag(monkeypatch):
     monkeypatch.setattr(worker_view, "boot_ms", lambda: 3000.0)
     view = WorkerView(HostInfo("a", 1))
     assert view.rows() == []
@@ -53,7 +53,8 @@ def test_its_rows_are_those_of_the_last_status_with_the_lag_that_they_may_have_b
     assert row == {**last["tasks"][0], "time_lag_ms": 4 + 1600}
 
 
-def test_silence_on_a_poll_makes_it_suspect_until_its_next_status():
+def test_unanswered_poll_makes_it_suspect():
+    """Its next status ends that."""
     view = taken(WorkerView(HostInfo("a", 1)), status(1))
     view.suspect_at_once()
     assert not view.is_healthy

@@ -9,7 +9,7 @@ from forebay_router.processes.parent import claim
 from tests.support.cluster import free_port
 
 
-def test_a_child_that_dies_again_and_again_is_replaced_less_and_less_often():
+def test_dying_child_is_restarted_with_backoff():
     pauses = [0.0]
     while len(pauses) < 9:
         pauses.append(pause_before_restart_s(1.0, pauses[-1]))
@@ -26,7 +26,7 @@ def test_an_address_is_claimed_once_at_a_time():
 
 
 @pytest.mark.parametrize("options", [[], [socket.SO_REUSEPORT]], ids=["alone", "shared"])
-def test_an_address_that_a_stranger_listens_on_cannot_be_claimed(options):
+def test_address_in_use_by_others_cannot_be_claimed(options):
     with socket.socket() as stranger:
         for option in options:
             stranger.setsockopt(socket.SOL_SOCKET, option, 1)

@@ -24,7 +24,7 @@ def miss(partition: int, lag: Lag, log: str = "log") -> HttpAnswer:
     return problem_answer(UnknownKey("No such key.", key="k", **provenance_members(source)), source)
 
 
-def came(*answers: HttpAnswer) -> list[TimedAnswer]:
+def arrived(*answers: HttpAnswer) -> list[TimedAnswer]:
     return [TimedAnswer(answer, NOW) for answer in answers]
 
 
@@ -37,7 +37,7 @@ MISS = miss(0, Lag(0, 0, 0))
 
 
 @pytest.mark.parametrize(
-    ("answers", "told"),
+    ("answers", "reported"),
     [
         ([MISS, BEHIND, LOST, HIT], HIT),
         ([BEHIND, MISS, LATE, LOST, FULL], LOST),
@@ -46,13 +46,13 @@ MISS = miss(0, Lag(0, 0, 0))
         ([MISS, BEHIND], BEHIND),
     ],
 )
-def test_a_hit_settles_it_and_a_miss_needs_every_partition(answers, told):
-    assert verdict(SPEC, came(*answers)) is told
-    assert verdict(SPEC, came(*answers[::-1])) is told
+def test_a_hit_settles_it_and_a_miss_needs_every_partition(answers, reported):
+    assert verdict(SPEC, arrived(*answers)) is reported
+    assert verdict(SPEC, arrived(*answers[::-1])) is reported
 
 
 def test_a_miss_has_the_worst_figures_and_the_position_of_all():
-    answer = verdict(SPEC, came(miss(1, Lag(5, None, 3)), miss(0, Lag(1, 2, 9)), miss(2, Lag(0, 0, 0))))
+    answer = verdict(SPEC, arrived(miss(1, Lag(5, None, 3)), miss(0, Lag(1, 2, 9)), miss(2, Lag(0, 0, 0))))
     problem = json.loads(answer.body)
     assert answer.status == 404
     assert problem["lag"] == {"record_lag": 5, "time_lag_ms": None, "age_ms": 9}
@@ -63,12 +63,12 @@ def test_a_miss_has_the_worst_figures_and_the_position_of_all():
 
 
 def test_a_miss_of_partitions_whose_logs_differ_has_no_position():
-    answer = verdict(SPEC, came(miss(0, Lag(0, 0, 0)), miss(1, Lag(0, 0, 0), "another")))
+    answer = verdict(SPEC, arrived(miss(0, Lag(0, 0, 0)), miss(1, Lag(0, 0, 0), "another")))
     assert json.loads(answer.body)["position"] is None
     assert b"forebay-position" not in dict(answer.headers())
 
 
-def test_a_miss_is_as_old_as_the_partition_that_told_it_first():
+def test_a_miss_is_as_old_as_its_first_partitions_answer():
     answers = [TimedAnswer(miss(0, Lag(0, 5, 7)), NOW - 2_000), TimedAnswer(miss(1, Lag(0, 9, 9)), NOW)]
     problem = json.loads(verdict(SPEC, answers).body)
     assert problem["lag"] == {"record_lag": 0, "time_lag_ms": 2_005, "age_ms": 2_007}

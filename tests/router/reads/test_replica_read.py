@@ -55,13 +55,14 @@ async def frames_of(router: Router) -> tuple[int, bytes]:
     return found.status, found.body
 
 
-async def test_a_worker_that_does_not_know_the_routers_format_leaves_it_to_another_replica():
+async def test_unknown_answer_format_fails_over():
+    """A worker that does not know the router's format leaves the read to another replica."""
     understood = answer(b"frames", extra=b"content-type: %b\r\n" % FRAMES)
     async with worker(JSON) as old, worker(understood) as new:
         assert await frames_of(router_of((old, "active"), (new, "standby"))) == (200, b"frames")
 
 
-async def test_where_no_replica_knows_the_routers_format_that_is_told():
+async def test_where_no_replica_has_the_routers_format_it_is_reported():
     async with worker(JSON) as old:
         status, body = await frames_of(router_of((old, "active")))
     assert status == 503
@@ -207,7 +208,7 @@ def never(future: asyncio.Future[HttpAnswer]) -> None:
     """The worker does not answer."""
 
 
-async def test_a_worker_that_is_still_awaited_is_not_asked_again():
+async def test_a_worker_that_is_still_awaited_gets_no_second_request():
     async with (
         answering(0.0, b"200 OK") as (silent, received),
         answering(0.0, b"200 OK") as (other, _),
@@ -216,7 +217,7 @@ async def test_a_worker_that_is_still_awaited_is_not_asked_again():
         assert (found.status, received) == (200, [])
 
 
-async def test_the_first_request_may_still_be_the_first_to_be_answered():
+async def test_first_attempt_may_still_win_after_a_hedge():
     async with answering(5.0, b"200 OK") as (other, received):
         first = HostInfo("127.0.0.1", free_port())
         router = router_of((first, "active"), (other, "standby"))
@@ -230,28 +231,28 @@ async def test_the_first_request_may_still_be_the_first_to_be_answered():
         assert received, "nobody else was asked meanwhile"
 
 
-async def test_a_worker_whose_shared_connection_ended_is_asked_again_first():
+async def test_lost_shared_connection_is_retried_at_its_worker():
     async with (
         answering(0.0, b"200 OK") as (first, received),
-        answering(0.0, b"200 OK") as (other, also_asked),
+        answering(0.0, b"200 OK") as (other, also_requested),
     ):
         router = router_of((first, "active"), (other, "standby"))
         found = await continued(router, first, lambda future: future.set_exception(UpstreamClosed("closed")))
-        assert (found.status, len(received), also_asked) == (200, 1, [])
+        assert (found.status, len(received), also_requested) == (200, 1, [])
 
 
 async def test_replicas_wait_only_once_none_can_answer_at_once():
     refused = b"412 Precondition Failed"
     async with (
         answering(0.0, refused) as (first, received),
-        answering(0.0, refused) as (second, also_asked),
+        answering(0.0, refused) as (second, also_requested),
     ):
         router = router_of((first, "active"), (second, "standby"))
         request = ReplicaRequest(SPEC, 0, b"/v1/stores/s/keys/k", dedicated_connection=True)
         found = await ask(router, request, ReadParameters(wait_ms=500), boot_ms() + 5_000)
         router.pool.close()
     assert found.answer.status == 412
-    for requests in (received, also_asked):
+    for requests in (received, also_requested):
         assert [b"\r\nforebay-wait-ms: 0\r\n" in request for request in requests] == [True, False]
 
 
@@ -264,7 +265,7 @@ async def attempts_of(router: Router) -> list[bytes]:
     return [line for line in found.head.split(b"\r\n") if line.startswith(b"forebay-attempts")]
 
 
-async def test_an_answer_names_the_other_workers_that_were_asked_and_the_outcome():
+async def test_answer_names_other_attempts_and_their_outcome():
     gone = HostInfo("127.0.0.1", free_port())
     refusing = b"forebay-problem: lag-exceeds-tolerance\r\n"
     async with (

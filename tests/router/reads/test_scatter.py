@@ -52,7 +52,7 @@ class Workers:
         self._pages = dict(enumerate(pages))
         self._pause_s = pause_s
         self.spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", len(pages))
-        self.asked: list[int] = []
+        self.requested: list[int] = []
         self.targets: list[bytes] = []
         self.memory = Limit("memory", 64 << 20, "no memory")
         self.at_once = self.most_at_once = 0
@@ -66,7 +66,7 @@ class Workers:
         )
 
     async def ask(self, request, parameters, deadline_boot_ms):
-        self.asked.append(request.partition)
+        self.requested.append(request.partition)
         self.targets.append(request.target)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -94,7 +94,7 @@ async def test_the_lag_of_a_list_is_the_worst_of_all_its_pages():
     assert gather.lag().record_lag == 50_000
 
 
-async def test_the_time_that_a_page_waited_to_be_sent_is_part_of_its_lag(monkeypatch):
+async def test_time_until_sending_adds_to_a_pages_lag(monkeypatch):
     now_ms = 1_000.0
     monkeypatch.setattr("forebay_router.reads.scatter.boot_ms", lambda: now_ms)
     gather = await Workers([page(b"\x01a", Lag(3, 5, 7), more=False)]).gather()
@@ -141,7 +141,7 @@ async def test_an_empty_list_stopped_at_its_end_goes_on_with_a_cursor(monkeypatc
 
     async def ask_late(*arguments):
         nonlocal now_ms
-        now_ms += 1_000 if workers.asked else 0
+        now_ms += 1_000 if workers.requested else 0
         return await ask(*arguments)
 
     workers.ask = ask_late
@@ -152,15 +152,15 @@ async def test_an_empty_list_stopped_at_its_end_goes_on_with_a_cursor(monkeypatc
     assert document["next"] is not None
 
 
-async def test_once_a_partition_refuses_nothing_more_is_asked_for():
+async def test_once_a_partition_refuses_nothing_more_is_requested():
     first = page(b"\x01a", Lag(0, 0, 0), more=True)
     workers = Workers([first, first], [REFUSED])
     with pytest.raises(ScanRefused):
         await workers.gather()
-    asked = len(workers.asked)
+    requested = len(workers.requested)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert len(workers.asked) == asked
+    assert len(workers.requested) == requested
 
 
 async def test_a_scan_of_many_partitions_asks_for_some_at_once():
@@ -171,7 +171,8 @@ async def test_a_scan_of_many_partitions_asks_for_some_at_once():
     assert 1 < workers.most_at_once <= 64
 
 
-async def test_parameters_of_the_routers_own_are_not_passed_on_however_they_are_written():
+async def test_router_parameters_are_not_forwarded():
+    """They may be written with escapes."""
     seen = []
 
     async def ask(request, parameters, deadline_boot_ms):
@@ -204,7 +205,8 @@ async def test_pages_with_nothing_in_them_are_read_past():
     assert document["next"] is None
 
 
-async def test_a_list_that_takes_too_long_ends_with_a_cursor_and_is_not_cut(monkeypatch):
+async def test_list_out_of_time_ends_with_a_cursor(monkeypatch):
+    """It is not cut off, and the cursor goes on from there."""
     gather = await Workers([page(b"\x01a", Lag(0, 0, 0), more=True), nothing_up_to(b"\x01m")]).gather()
     late = gather.no_page_after_boot_ms + 1
     with monkeypatch.context() as patched:
@@ -237,7 +239,8 @@ async def test_a_list_that_would_leave_its_bounds_ends_with_a_cursor(monkeypatch
     assert document["next"] is not None
 
 
-async def test_what_a_lost_partition_was_behind_stays_in_the_lag_of_a_list_that_has_its_items():
+async def test_lost_partitions_lag_counts_for_its_items():
+    """A partial list has items of the partition from before its loss."""
     behind = [page(b"\x01a", Lag(50_000, 9_000, None), more=True), REFUSED]
     gather = await Workers(behind, [page(b"\x01b", Lag(0, 0, 0), more=False)]).gather(b"allow_partial=true")
     document = json.loads(b"".join([piece async for piece in gather.body()]))
@@ -246,7 +249,8 @@ async def test_what_a_lost_partition_was_behind_stays_in_the_lag_of_a_list_that_
     assert document["lag"]["record_lag"] == 50_000
 
 
-async def test_a_page_is_as_old_as_when_it_came_not_as_when_it_is_taken(monkeypatch):
+async def test_page_age_counts_from_its_arrival(monkeypatch):
+    """The page may be taken later."""
     now_ms = 1_000.0
     monkeypatch.setattr("forebay_router.reads.scatter.boot_ms", lambda: now_ms)
     fast = [page(b"\x01a", Lag(0, 0, 0), more=True), page(b"\x01b", Lag(3, 5_000, 7), more=False)]
@@ -265,7 +269,7 @@ async def test_lists_begin_and_read_ahead_only_while_there_is_memory():
     held = HeldMemory(workers.memory, Peer("a"))
     gather = await workers.gather(memory=held)
     await asyncio.sleep(0)
-    assert workers.asked == [0, 1, 0, 1]
+    assert workers.requested == [0, 1, 0, 1]
     assert 0 < held.held_bytes < 10 * len(more.body)
     another = Peer("another")
     workers.memory.count(another, FIRST_PAGES_BYTES)
@@ -302,7 +306,7 @@ async def test_what_a_page_leaves_out_is_in_its_cursor():
 @pytest.mark.parametrize(
     ("answers", "status"), [(["late", "late"], 504), (["late", "unready"], 503), (["unready", "unready"], 503)]
 )
-async def test_a_partial_list_of_nothing_states_the_attempts_at_all_partitions(answers, status):
+async def test_empty_partial_list_states_all_attempts(answers, status):
     host = HostInfo("h", 1)
     made = {"late": late, "unready": refusal}
     refused = [made[name]("s", i, [Attempt(host, f"attempt {i}")]) for i, name in enumerate(answers)]
@@ -314,7 +318,7 @@ async def test_a_partial_list_of_nothing_states_the_attempts_at_all_partitions(a
     assert problem["attempts"] == expected
 
 
-async def test_a_partial_list_beyond_its_bounds_everywhere_states_the_attempts_at_all_partitions():
+async def test_partial_list_beyond_bounds_states_all_attempts():
     host = HostInfo("h", 1)
     beyond = problem_answer(LagExceedsTolerance("beyond"))
     refused = [refusal("s", i, [Attempt(host, "answered", beyond)]) for i in range(2)]

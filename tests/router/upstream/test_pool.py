@@ -45,7 +45,8 @@ async def test_pipelined_answers_are_matched_in_order():
         assert [(got.status, got.body) for got in await ask(host, 3)] == [(200, b"1"), (404, b"22"), (200, b"333")]
 
 
-async def test_a_worker_can_begin_with_a_turns_first_requests_while_others_still_come():
+async def test_first_requests_are_sent_before_the_turn_ends():
+    """The requests of one turn of the loop are sent in a few writes, so that a worker can begin."""
     sent: list[bytes] = []
 
     class Wire(asyncio.Transport):
@@ -75,14 +76,14 @@ async def test_a_worker_can_begin_with_a_turns_first_requests_while_others_still
         None,
     ],
 )
-async def test_what_is_no_final_answer_ends_the_connection_and_every_read_on_it(bad):
+async def test_invalid_answer_ends_the_connection_and_its_reads(bad):
     async with worker(answer(b"1"), bad) as host:
         got = await ask(host, 3)
         assert got[0].body == b"1"
         assert got[1:] == [None, None]
 
 
-async def test_an_answer_that_nobody_asked_for_closes_the_connection():
+async def test_an_answer_without_a_request_closes_the_connection():
     async with worker(answer(b"1") + answer(b"2")) as host:
         pool = ConnectionPool()
         connection = await pool[host].connection()
@@ -93,7 +94,7 @@ async def test_an_answer_that_nobody_asked_for_closes_the_connection():
         pool.close()
 
 
-async def test_a_worker_that_closes_after_its_answer_is_connected_to_anew():
+async def test_closed_connection_is_opened_anew():
     async with worker(answer(b"1", extra=b"connection: close\r\n")) as host:
         pool = ConnectionPool()
         assert (await pool[host].request(b"x")).body == b"1"
@@ -119,7 +120,8 @@ async def test_a_lost_connection_fails_a_lone_request():
             await ConnectionPool()[host].request(b"x", dedicated_connection=True)
 
 
-async def test_requests_that_were_not_read_are_sent_again_each_on_a_connection_of_its_own():
+async def test_unread_requests_are_resent_on_own_connections():
+    """The worker closed the connection that they shared."""
     async with worker(answer(b"1", extra=b"connection: close\r\n")) as host:
         pool = ConnectionPool()
         got = await asyncio.gather(*(pool[host].request(b"x") for _ in range(10)))
@@ -128,7 +130,8 @@ async def test_requests_that_were_not_read_are_sent_again_each_on_a_connection_o
         pool.close()
 
 
-async def test_a_claim_counts_until_it_is_released_also_where_the_request_never_began():
+async def test_permit_counts_until_released():
+    """The permit of a request that never began is released too."""
     host = HostInfo("127.0.0.1", 1)
     pool = ConnectionPool()
     claims = [pool[host].permit(), pool[host].permit()]
@@ -141,7 +144,7 @@ async def test_a_claim_counts_until_it_is_released_also_where_the_request_never_
     assert pool.load(host) == 0
 
 
-async def test_a_machine_that_acknowledges_nothing_is_not_believed_in_for_long():
+async def test_unacknowledged_bytes_end_a_connection_in_seconds():
     async with worker() as host:
         pool = ConnectionPool()
         connection = await pool[host].connection()
@@ -186,7 +189,7 @@ async def test_a_large_answer_is_read_only_if_there_is_room_for_it():
 
 
 @pytest.mark.parametrize("more", [b"", b"HTTP/1.1 200 OK"])
-async def test_a_large_body_is_left_in_parts_and_nothing_may_follow_it(more):
+async def test_a_large_body_is_left_in_parts_and_ends_its_answer(more):
     body, parts = bytes(range(256)) * 1_000, []
     whole = answer(body)
     async with worker(whole[:100], whole[100:60_000], whole[60_000:] + more) as host:

@@ -193,7 +193,7 @@ def clashes(group: Group, names: Iterable[str]) -> int:
 
 @properties
 @given(any_groups())
-def test_every_task_is_active_once_and_on_distinct_present_members(group: Group) -> None:
+def test_every_task_is_active_once_on_distinct_members(group: Group) -> None:
     for state in (group.assigned(), group.assigned().all_caught_up().assigned()):
         assert state.assignment.current.keys() == state.assignment.target.keys() == set(group.tasks)
         for task in group.tasks:
@@ -211,7 +211,7 @@ def test_without_a_present_member_nothing_is_assigned() -> None:
 
 @properties
 @given(any_groups())
-def test_a_caught_up_member_is_active_where_there_is_one_else_the_nearest_copy(group: Group) -> None:
+def test_caught_up_member_or_nearest_copy_is_active(group: Group) -> None:
     for task, placement in group.assigned().assignment.current.items():
         lags = {name: group.members[name].lags[task] for name in group.holders(task)}
         was = group.assignment.current.get(task)
@@ -278,7 +278,8 @@ def can_be_even(group: Group) -> bool:
 
 @properties
 @given(any_groups(absent=False))
-def test_any_state_settles_in_a_round_per_batch_of_warm_ups_and_a_few(group: Group) -> None:
+def test_any_state_settles_in_bounded_rounds(group: Group) -> None:
+    """The bound is a round for each batch of warm-ups, and a few."""
     assert len(list(group.rounds())) <= group.bound()
 
 
@@ -439,9 +440,7 @@ def test_no_warm_up_begins_beyond_max_warmup_replicas(group: Group, rounds: int)
 
 @properties
 @given(settled_groups(), st.integers(1, 3), st.data())
-def test_warm_ups_stay_within_their_number_while_the_group_changes(
-    group: Group, joiners: int, data: st.DataObject
-) -> None:
+def test_changing_group_stays_within_max_warmup_replicas(group: Group, joiners: int, data: st.DataObject) -> None:
     group = group.having(*(Member(f"joiner-{i}") for i in range(joiners)))
     if len(group.names) > joiners + 1 and data.draw(st.booleans()):
         group = group.without(data.draw(st.sampled_from(group.names)))
@@ -451,9 +450,7 @@ def test_warm_ups_stay_within_their_number_while_the_group_changes(
 
 @properties
 @given(settled_groups(), st.integers(1, 3), st.lists(st.booleans(), min_size=30, max_size=30))
-def test_warm_ups_that_take_several_rounds_count_until_they_are_caught_up(
-    group: Group, joiners: int, ready: list[bool]
-) -> None:
+def test_unfinished_warm_ups_count_until_caught_up(group: Group, joiners: int, ready: list[bool]) -> None:
     group = group.having(*(Member(f"joiner-{i}") for i in range(joiners)))
     for is_ready in ready:
         group = group.assigned()
@@ -464,7 +461,7 @@ def test_warm_ups_that_take_several_rounds_count_until_they_are_caught_up(
 
 @properties
 @given(any_groups())
-def test_a_caught_up_replica_stays_until_enough_others_are_caught_up(group: Group) -> None:
+def test_caught_up_replica_stays_until_others_are_caught_up(group: Group) -> None:
     for _ in range(3):
         decided = group.assigned()
         for task, was in group.assignment.current.items():
@@ -478,9 +475,8 @@ def test_a_caught_up_replica_stays_until_enough_others_are_caught_up(group: Grou
 
 @properties
 @given(settled_groups(least=2), st.data())
-def test_for_copies_that_may_be_worthless_nothing_is_released_and_no_warm_up_spent(
-    group: Group, data: st.DataObject
-) -> None:
+def test_unchecked_copies_release_nothing(group: Group, data: st.DataObject) -> None:
+    """No warm-up is spent on a copy that may be worthless."""
     returner = group.members[data.draw(st.sampled_from(group.names))]
     without = group.without(returner.id).settled()
     unchecked = replace(returner, unchecked=frozenset(returner.lags))
@@ -498,7 +494,8 @@ def test_for_copies_that_may_be_worthless_nothing_is_released_and_no_warm_up_spe
         assert set(was.members) <= set(rebuilt.assignment.current[task].members)
 
 
-def test_an_active_whose_lag_swings_about_the_limit_stays_and_one_that_is_far_behind_does_not() -> None:
+def test_active_stays_while_its_lag_is_near_the_limit() -> None:
+    """An active that is more than twice the acceptable lag behind gives way."""
     task = TaskId(0, 0)
     placed = Assignment({task: Placement("a", ("b",))}, {task: Placement("a", ("b",))})
     policy = AssignmentPolicy(1, ACCEPTABLE_LAG, 2)
@@ -566,7 +563,8 @@ def test_no_two_replicas_share_a_rack_where_all_divides_evenly(
 
 @properties
 @given(any_groups(absent=False))
-def test_no_exchange_within_a_sub_topology_would_spread_replicas_better(group: Group) -> None:
+def test_no_exchange_of_standbys_spreads_racks_better(group: Group) -> None:
+    """The exchange is one within a subtopology."""
     target = group.assigned().assignment.target
     for (one, its), (other, theirs) in itertools.combinations(target.items(), 2):
         if one.ordinal != other.ordinal:
@@ -581,9 +579,10 @@ def test_no_exchange_within_a_sub_topology_would_spread_replicas_better(group: G
 
 @properties
 @given(st.integers(2, 4), st.integers(1, 8), st.lists(st.integers(1, 40), min_size=1, max_size=3), st.randoms())
-def test_no_standby_is_on_its_actives_machine_where_all_have_as_many_processes(
+def test_equal_machines_separate_standbys_from_actives(
     machines: int, processes: int, partitions: list[int], random: Random
 ) -> None:
+    """All machines have as many processes."""
     names = random.sample(range(1_000), machines * processes)
     members = [Member(f"m{name}", rack=f"host-{i % machines}") for i, name in enumerate(names)]
     tasks = [TaskId(ordinal, partition) for ordinal, count in enumerate(partitions) for partition in range(count)]
@@ -599,7 +598,7 @@ def test_one_rack_for_all_is_as_none(group: Group, rack: str) -> None:
     assert replace(group, members=racked).assigned().assignment == group.assignment
 
 
-def test_a_standby_leaves_the_rack_of_its_active_when_another_rack_appears() -> None:
+def test_standby_moves_to_a_rack_that_appears() -> None:
     members = {name: Member(name, rack="a") for name in names_of(2)}
     tasks = tuple(TaskId(0, i) for i in range(4))
     group = Group(tasks, members, AssignmentPolicy(1, ACCEPTABLE_LAG, 2)).settled()
@@ -607,7 +606,7 @@ def test_a_standby_leaves_the_rack_of_its_active_when_another_rack_appears() -> 
     assert all(clashes(group, placement.members) == 0 for placement in group.assignment.current.values())
 
 
-def test_where_nobody_knows_who_held_what_no_caught_up_copy_is_dropped() -> None:
+def test_unknown_previous_holders_keep_caught_up_copies() -> None:
     tasks = [TaskId(0, partition) for partition in range(12)]
     all_caught_up = dict.fromkeys(tasks, 0)
     members = [Member("a", all_caught_up), Member("b", all_caught_up), Member("c")]
@@ -621,9 +620,8 @@ def test_where_nobody_knows_who_held_what_no_caught_up_copy_is_dropped() -> None
 
 @properties
 @given(any_groups(), st.data())
-def test_degraded_members_get_nothing_and_serve_only_where_no_other_is_caught_up(
-    group: Group, data: st.DataObject
-) -> None:
+def test_degraded_member_is_active_only_as_a_last_resort(group: Group, data: st.DataObject) -> None:
+    """It gets no new task, and is active only where no healthy member is caught up."""
     group = group.having(
         *(replace(member, health=data.draw(st.sampled_from(MemberHealth))) for member in group.members.values())
     )
@@ -637,9 +635,8 @@ def test_degraded_members_get_nothing_and_serve_only_where_no_other_is_caught_up
 
 @properties
 @given(settled_groups(), st.sampled_from([MemberHealth.DEGRADED, MemberHealth.EVICTED]))
-def test_a_joiner_with_a_full_disk_is_as_none_and_keeps_no_other_from_warming_up(
-    group: Group, health: MemberHealth
-) -> None:
+def test_joiner_with_a_full_disk_changes_nothing(group: Group, health: MemberHealth) -> None:
+    """Another joiner warms up beside it."""
     full = group.having(Member("full", health=health)).assigned()
     assert full.assignment == group.assigned().assignment
     assert (

@@ -131,7 +131,8 @@ def test_a_settled_group_gives_out_nothing_more(group):
 
 
 @pytest.mark.parametrize("leads", [True, False], ids=["the leader", "a follower"])
-def test_the_actives_of_a_member_that_leaves_move_at_once_and_its_place_is_kept(group, leads):
+def test_leavers_actives_move_at_once_and_return_with_it(group, leads):
+    """Its place is kept for the rebuild delay."""
     workers = group.settled("a", "b", "c")
     before = roles(*workers)
     leaver = next(worker for worker in workers if (worker is leader_of(*workers)) == leads)
@@ -169,7 +170,8 @@ def test_a_lost_standby_is_built_after_the_delay_and_not_before(group):
     assert a.built | b.built != set()
 
 
-def test_a_stopped_member_is_active_for_nothing_until_it_knows_the_newest_assignment(group):
+def test_stopped_member_returns_only_with_the_newest_assignment(group):
+    """Until then it is active for nothing."""
     workers = group.settled("a", "b", "c")
     before = roles(*workers)
     stopped = leader_of(*workers)
@@ -208,7 +210,8 @@ def test_a_misconfigured_member_does_not_lead_the_rest(group):
     group.wait(lambda: all_active(*[worker for worker in workers if worker is not leader]), 3 * SESSION_MS)
 
 
-def test_a_member_of_a_newer_version_keeps_nobody_from_being_led_and_is_warned_of_once(group, monkeypatch, caplog):
+def test_newer_members_version_does_not_stop_the_leader(group, monkeypatch, caplog):
+    """Each leader warns of it once."""
     a, b = group.settled("a", "b")
     encode = SubscriptionInfo.encode
     newer = zlib.compress(b'{"v": 99, "least": 99}')
@@ -227,7 +230,7 @@ def test_a_member_of_a_newer_version_keeps_nobody_from_being_led_and_is_warned_o
     assert "n" not in rest.info.hosts
 
 
-def test_an_assignment_that_cannot_be_followed_is_tried_again_and_no_lease_covers_what_was_before(group):
+def test_failed_assignment_is_retried_without_a_lease(group):
     a, b = group.settled("a", "b")
     b.refuses = True
     group.leave(a)
@@ -238,7 +241,8 @@ def test_an_assignment_that_cannot_be_followed_is_tried_again_and_no_lease_cover
     group.wait(lambda: all_active(b), 2 * SESSION_MS)
 
 
-def test_of_two_that_advertise_one_address_the_second_gets_nothing_and_it_is_reported_once(group, caplog):
+def test_second_member_of_an_address_gets_no_tasks(group, caplog):
+    """It is reported once."""
     [first] = group.settled("a")
     second = group.start("b", host=first.host, incarnation=2)
     group.pass_time(REBUILD_MS)

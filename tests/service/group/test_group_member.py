@@ -71,7 +71,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_a_lease_covers_only_what_is_followed_and_no_stale_message_extends_it(events):
+def test_lease_covers_only_a_followed_assignment(events):
     """Neither the late answer to an early heartbeat, nor an assignment that is older than what it knows."""
     member = GroupMember(TOPOLOGY, TIMES)
     newest_sent, followed = 0, None
@@ -98,7 +98,7 @@ def test_a_lease_covers_only_what_is_followed_and_no_stale_message_extends_it(ev
 
 
 @given(st.lists(st.tuples(st.sampled_from(["ab", "a", "ac", "abc"]), st.integers(1, 50_000)), max_size=12))
-def test_a_missing_member_keeps_its_place_for_the_delay_and_no_longer(rounds):
+def test_missing_member_keeps_its_place_for_the_delay(rounds):
     """Counted from the first round that misses it; one that was back is counted anew."""
     member, now = GroupMember(TOPOLOGY, TIMES), 1_000.0
     missing_since: dict[str, float] = {}
@@ -161,7 +161,8 @@ def test_where_the_backend_keeps_leases_they_count(member):
     assert member.lead(inbox("abd", assignment(1), gone_since), REBUILD_MS + 1_000).absent == {}
 
 
-def test_a_holder_with_another_topology_is_expected_back_for_as_long_as_it_is_there(member):
+def test_holder_of_another_topology_counts_as_absent(member):
+    """Its place is kept for as long as it is there."""
     members = inbox("ab", assignment(1)).subscriptions
     other = {**members, "c": subscription("c", fingerprint="other", rack="left")}
     for now in (0, 10 * REBUILD_MS):
@@ -205,7 +206,7 @@ def test_an_assignment_that_changes_nothing_is_given_out_again(member, moving):
     assert member.next_round_boot_ms == (TIMES.probing_rebalance_interval_ms if moving else float("inf"))
 
 
-def test_an_assignment_that_members_may_not_follow_is_given_out_under_a_new_generation(member):
+def test_unfollowable_assignment_gets_a_new_generation(member):
     """Who follows a newer one, or another of its generation, would not take it."""
     led = member.lead(replace(inbox("abc", assignment(4)), newest=Generation(1, 7), is_followed=False), 0)
     info = member.conclude(led, None, 0)

@@ -254,7 +254,7 @@ def test_the_first_assignment_waits_for_the_others(group):
     assert {node.membership.state for node in nodes} == {"member"}
 
 
-def test_a_member_that_leaves_gives_its_actives_away_at_once_and_nothing_is_built(group):
+def test_leavers_actives_move_at_once_without_a_rebuild(group):
     nodes = group.settled("a", "b", "c")
     leaver = next(node for node in nodes if not node.leads)
     rest = [node for node in nodes if node is not leaver]
@@ -279,7 +279,7 @@ def test_a_leader_that_leaves_is_followed(group):
     assert back.built == set()
 
 
-def test_a_leader_that_falls_silent_is_followed_and_vouches_for_nothing_any_more(group):
+def test_frozen_leader_is_replaced_and_loses_its_lease(group):
     nodes = group.settled("a", "b", "c")
     leader = next(node for node in nodes if node.leads)
     rest = [node for node in nodes if node is not leader]
@@ -308,14 +308,15 @@ def test_a_lost_standby_is_built_after_the_delay_and_not_before(group):
     assert built_at[0] - left_at > 2_000
 
 
-def test_the_place_of_a_leader_that_will_not_come_back_is_given_away_at_once(group):
+def test_non_returning_leaders_place_is_given_away_at_once(group):
     nodes = group.settled("a", "b", "c", returns=False)
     leader = next(node for node in nodes if node.leads)
     leader.membership.leave()
     group.wait_served_by(*[node for node in nodes if node is not leader])
 
 
-def test_a_member_whose_disk_is_full_says_so_and_others_serve_until_it_has_room(group):
+def test_degraded_member_triggers_a_rebalance(group):
+    """A member with a full disk is active again once it has room."""
     a, b = group.settled("a", "b")
     before = roles(a, b)
     # Neither leads nor joins anew: it has to ask for the rebalance itself.
@@ -342,7 +343,7 @@ def test_a_warm_up_takes_over_as_soon_as_it_has_caught_up(group):
     wait_until(balanced, "the tasks being shared", 30)
 
 
-def test_the_leader_asks_for_lags_again_while_anything_is_to_move(group, monkeypatch):
+def test_probing_rebalance_repeats_while_tasks_move(group, monkeypatch):
     """As often as it is set to, though nobody reports that a copy has caught up."""
     monkeypatch.setattr(KafkaMembership, "_caught_up", lambda self, mine: frozenset())
     a = group.settled("a", probing_ms=700)[0]
@@ -385,7 +386,8 @@ def test_lags_that_swing_about_the_limit_move_no_active(group, monkeypatch):
     assert {node.name: node.running_actives for node in nodes} == before
 
 
-def test_a_copy_that_catches_up_again_and_again_asks_once_an_interval(group):
+def test_caught_up_copy_rejoins_once_an_interval(group):
+    """A copy whose lag swings requests no rebalance each time it catches up."""
     now, beyond = 1_000_000.0, POLICY.acceptable_recovery_lag + 1
     times = GroupTimeouts(SESSION_MS, NEVER_MS, INITIAL_MS, probing_rebalance_interval_ms=5_000)
     own = KafkaMembership(group.url, Leader(group.topology, group.changelog, POLICY), times, lambda: now)
@@ -431,7 +433,7 @@ def test_a_settled_group_rebalances_no_more(group, monkeypatch):
     assert {node.map.generation for node in (*nodes, late)} == {moved}
 
 
-def test_a_member_joins_though_the_machine_had_no_thread_to_spare_at_first(group, monkeypatch):
+def test_join_is_retried_without_a_spare_thread(group, monkeypatch):
     refused, to_thread = [], asyncio.to_thread
 
     async def refuse(*arguments: Any) -> Any:
@@ -460,7 +462,8 @@ def test_a_misconfigured_member_does_not_lead_the_rest(group, caplog):
     wait_until(lambda: other.membership.state == "other-topology", "its following them", 30)
 
 
-def test_a_group_restarted_with_another_topology_follows_it_above_the_old_generations(group):
+def test_restart_with_another_topology_raises_generations(group):
+    """The assignment of the new topology is newer than all of the old one."""
     old = group.node("a", group.other_topology)
     group.wait_served_by(old)
     known = old.map.generation
@@ -470,7 +473,8 @@ def test_a_group_restarted_with_another_topology_follows_it_above_the_old_genera
     assert new.map.generation > known
 
 
-def test_a_group_that_comes_back_as_a_whole_is_as_before_and_builds_nothing(group):
+def test_whole_groups_return_restores_its_roles(group):
+    """All members left and are back, and nothing is built."""
     nodes = group.settled("a", "b", "c")
     before, known = roles(*nodes), nodes[0].map.generation
     for node in nodes:
@@ -486,7 +490,8 @@ def beyond(raw: bytes) -> bytes:
     return zlib.compress(json.dumps({"v": VERSION + 1, "least": VERSION + 1, "data": len(raw)}).encode())
 
 
-def test_a_member_of_a_newer_version_keeps_nobody_from_being_led(group, monkeypatch, caplog):
+def test_newer_members_version_does_not_stop_the_group(group, monkeypatch, caplog):
+    """The newer member gets no task."""
     a, b = group.settled("a", "b")
     newer = group.node("newer")
     encode = SubscriptionInfo.encode
@@ -502,7 +507,8 @@ def test_a_member_of_a_newer_version_keeps_nobody_from_being_led(group, monkeypa
     assert newer.host not in {metadata.host for metadata in left.map.hosts}
 
 
-def test_a_member_that_cannot_read_a_newer_leader_leaves_the_others_in_peace(group, monkeypatch, caplog):
+def test_member_that_cannot_read_its_leader_leaves(group, monkeypatch, caplog):
+    """The others serve its tasks, and it does not rejoin at once."""
     nodes = group.settled("a", "b", "c")
     older = next(node for node in nodes if not node.leads)
     others = [node for node in nodes if node is not older]
@@ -520,15 +526,16 @@ def test_a_member_that_cannot_read_a_newer_leader_leaves_the_others_in_peace(gro
     assert caplog.text.count("needs a reader of version") == 1
 
 
-def test_a_map_too_large_for_the_group_protocol_travels_through_the_topic(group, monkeypatch):
+def test_large_assignment_travels_through_the_topic(group, monkeypatch):
+    """Members receive its digest over the group protocol."""
     monkeypatch.setattr(membership, "MOST_INLINE_BYTES", 0)
-    told: list[bytes] = []
+    reported: list[bytes] = []
     follow = KafkaMembership.follow
-    monkeypatch.setattr(KafkaMembership, "follow", lambda self, raw: (told.append(raw), follow(self, raw))[1])
+    monkeypatch.setattr(KafkaMembership, "follow", lambda self, raw: (reported.append(raw), follow(self, raw))[1])
     a, b = group.settled("a", "b")
     c = group.node("c")
     group.wait_served_by(a, b, c)
-    assert {len(raw) < 200 for raw in told} == {True}
+    assert {len(raw) < 200 for raw in reported} == {True}
 
 
 def test_the_map_of_a_thousand_members_fits_the_topic(group, kafka_url):
@@ -559,7 +566,7 @@ class Talker:
     def __init__(self, says: bytes = b"hello") -> None:
         self.says = says
         self.subscribed = 0
-        self.told: list[bytes] = []
+        self.reported: list[bytes] = []
 
     def subscription(self) -> bytes:
         self.subscribed += 1
@@ -569,7 +576,7 @@ class Talker:
         return {name: b"told " + raw for name, raw in members.items()}
 
     def follow(self, assignment: bytes) -> None:
-        self.told.append(assignment)
+        self.reported.append(assignment)
 
 
 def consumer_of(group: Group, callbacks: Talker, on_heartbeat: Callable[[float], None]) -> GroupConsumer:
@@ -584,7 +591,8 @@ async def until(condition: Callable[[], object], consumer: GroupConsumer | None 
         await (asyncio.sleep(0.02) if consumer is None else consumer.poll(20))
 
 
-def test_of_two_that_advertise_one_address_the_second_is_given_nothing_and_it_is_told(group, caplog):
+def test_second_member_of_an_address_is_reported(group, caplog):
+    """It gets no tasks."""
     [first] = group.settled("n1")
     second = group.node("n2", host=first.host)
     wait_until(lambda: "as the worker n1 does" in caplog.text, "the leader's complaint")
@@ -594,7 +602,8 @@ def test_of_two_that_advertise_one_address_the_second_is_given_nothing_and_it_is
     assert not second.standbys
 
 
-def test_of_two_processes_with_one_id_the_later_one_counts_and_the_other_says_so(group, caplog):
+def test_later_process_of_a_process_id_replaces_the_first(group, caplog):
+    """The first one gets no tasks, names the other and leaves without taking its tasks away."""
     a, b = group.settled("a", "b")
     copy = group.node("a", on_disk=a, host=HostInfo("elsewhere", 1), incarnation=2)
     wait_until(lambda: served_by(copy, b), "service by the later one", 30)
@@ -610,9 +619,7 @@ def test_of_two_processes_with_one_id_the_later_one_counts_and_the_other_says_so
     assert roles(copy, b) == served, f"who leaves takes the other along since {generation}"
 
 
-def test_an_assignment_that_could_not_be_followed_is_tried_again_and_no_lease_vouches_meanwhile(
-    group, monkeypatch
-):
+def test_failed_assignment_is_retried_without_a_lease(group, monkeypatch):
     monkeypatch.setattr(membership, "_RETRY_S", 0.05)
     a, b = group.settled("a", "b")
     follow, failed = b.on_assignment, []
@@ -632,7 +639,8 @@ def test_an_assignment_that_could_not_be_followed_is_tried_again_and_no_lease_vo
 
 
 @pytest.mark.parametrize("rubbish", [b"", b"what is this", zlib.compress(b"{}")], ids=["empty", "text", "members"])
-def test_what_others_wrote_to_the_topic_of_assignments_is_passed_over(group, rubbish, caplog):
+def test_damaged_records_in_the_assignments_topic_are_skipped(group, rubbish, caplog):
+    """The group goes on from the newest assignment that is readable."""
     nodes = group.settled("a", "b")
     known = nodes[0].map.generation
     for node in nodes:
@@ -646,7 +654,8 @@ def test_what_others_wrote_to_the_topic_of_assignments_is_passed_over(group, rub
     assert "is damaged, or no worker wrote it" in caplog.text
 
 
-def test_a_rolling_change_of_the_topology_builds_no_standby_of_the_stores_that_stay(group):
+def test_rolling_topology_change_builds_no_kept_standby(group):
+    """Stores that are in both topologies keep their standbys."""
     nodes = group.settled("a", "b", "c", rebuild_ms=60_000)
     wider = parse_topology({"application_id": group.application_id, "subtopology": [COUNTS, REST, MORE]})
     new: list[Node] = []
@@ -662,7 +671,7 @@ def test_a_rolling_change_of_the_topology_builds_no_standby_of_the_stores_that_s
     assert [(node.built - node.built_as_active) & stay for node in [*nodes, *new]] == [set()] * 6
 
 
-async def test_the_client_tells_when_it_was_heard_and_rejoins_when_asked(group):
+async def test_client_reports_responses_and_rejoins_on_request(group):
     """The internals of aiokafka in use exist: without them no lease would be renewed, and no lag reported
     again."""
     AssignmentTopic(KafkaUrl.parse(group.url), group.application_id).ensure()
@@ -671,7 +680,7 @@ async def test_the_client_tells_when_it_was_heard_and_rejoins_when_asked(group):
     began = boot_ms()
     await consumer.join(f"{group.application_id}-assignments")
     try:
-        await until(lambda: callbacks.told == [b"told hello"], consumer)
+        await until(lambda: callbacks.reported == [b"told hello"], consumer)
         joined = len(on_response)
         assert joined >= 2  # to join, and to hear the assignment
         await until(lambda: len(on_response) >= joined + 5, consumer)
@@ -679,7 +688,7 @@ async def test_the_client_tells_when_it_was_heard_and_rejoins_when_asked(group):
         assert on_response == sorted(on_response)
         futures = callbacks.subscribed
         consumer.request_rejoin()
-        await until(lambda: callbacks.subscribed > futures and len(callbacks.told) == 2, consumer)
+        await until(lambda: callbacks.subscribed > futures and len(callbacks.reported) == 2, consumer)
     finally:
         await consumer.leave()
 
@@ -707,7 +716,8 @@ def members(group: Group) -> int:
     return len(described.members)
 
 
-def test_another_consumer_under_the_groups_id_is_named_and_joined_after(group, caplog):
+def test_other_consumer_under_the_group_id_is_named(group, caplog):
+    """The member joins once that consumer is gone."""
     topic = AssignmentTopic(KafkaUrl.parse(group.url), group.application_id)
     topic.ensure()
     other = Consumer(KafkaUrl.parse(group.url).librdkafka(group_id=group.application_id))

@@ -68,7 +68,7 @@ def test_a_join_and_its_answer_extend_no_lease(worker):
     assert worker.membership.lease_until_boot_ms == until
 
 
-def test_a_round_that_changes_nothing_and_was_not_missed_leaves_the_member_active(worker):
+def test_unchanged_round_keeps_the_member_active(worker):
     worker.membership.subscription()
     worker.membership.follow(b"")
     worker.scheduler.run_for(1_000)
@@ -77,7 +77,7 @@ def test_a_round_that_changes_nothing_and_was_not_missed_leaves_the_member_activ
 
 
 @pytest.mark.parametrize("missed", ["the end of a round", "rounds while it was expelled"])
-def test_a_member_that_missed_an_assignment_is_active_until_its_lease_ends(worker, missed):
+def test_missed_assignment_extends_no_lease(worker, missed):
     """Rounds without an assignment, as while the leader hands over, tell it nothing of that one."""
     until = worker.membership.lease_until_boot_ms
     if missed == "the end of a round":
@@ -93,7 +93,7 @@ def test_a_member_that_missed_an_assignment_is_active_until_its_lease_ends(worke
     assert worker.active == set(TOPOLOGY.tasks)
 
 
-def test_a_leader_that_missed_the_end_of_its_own_round_gives_out_above_it(worker):
+def test_leader_exceeds_the_generation_it_never_followed(worker):
     """Others may have followed it, and be gone by now."""
     unfollowed = round_of(worker, other("b", worker.generation), follows=False)
     again = round_of(worker)
@@ -112,6 +112,7 @@ def test_a_new_leader_gives_out_anew_what_others_may_not_follow(worker, topic):
     assert given_out == replace(followed, generation=Generation(followed.generation.incarnation, 3))
 
 
-def test_a_leader_that_goes_on_reads_nothing_and_gives_out_the_same(worker, topic, monkeypatch):
+def test_continuing_leader_reuses_its_assignment(worker, topic, monkeypatch):
+    """It does not read the topic of assignments again."""
     monkeypatch.setattr(topic, "newest", None)
     assert round_of(worker) == worker.info

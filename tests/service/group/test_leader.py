@@ -20,7 +20,7 @@ TOPOLOGY = parse_topology(
 TASK = TaskId(0, 0)
 
 
-def test_a_task_is_as_far_behind_as_the_store_that_is_farthest_behind(tmp_path):
+def test_task_lag_is_that_of_its_farthest_store(tmp_path):
     changelog = SqliteChangelog(tmp_path)
     for spec in TOPOLOGY.stores.values():
         changelog.ensure(spec)
@@ -81,7 +81,7 @@ def test_where_no_end_is_known_a_copy_is_behind_the_foremost(tmp_path):
     assert lags == {"one": {TASK: 1}, "other": {TASK: 10}, "cold": {}}
 
 
-def test_a_copy_of_which_one_store_is_far_behind_does_not_replace_a_whole_one(tmp_path):
+def test_copy_with_one_lagging_store_replaces_no_whole_one(tmp_path):
     changelog = SqliteChangelog(tmp_path)
     for spec in TOPOLOGY.stores.values():
         changelog.ensure(spec)
@@ -91,31 +91,31 @@ def test_a_copy_of_which_one_store_is_far_behind_does_not_replace_a_whole_one(tm
             changelog.path(tp), rows, writer="w", query_id="q", batch_id=0, write_name="w"
         )
     leader = Leader(TOPOLOGY, changelog, AssignmentPolicy(0, acceptable_recovery_lag=1_000))
-    told = {
+    reported = {
         name: SubscriptionInfo(name, 1, HostInfo(name, 1), TOPOLOGY.fingerprint, {TASK: positions})
         for name, positions in {"whole": (1_500, 10), "behind": (0, 10)}.items()
     }
     under_way = Assignment({TASK: Placement("whole")}, {TASK: Placement("behind")})
-    hosts = {name: info.host for name, info in told.items()}
+    hosts = {name: info.host for name, info in reported.items()}
     before = AssignmentInfo(Generation(1, 1), TOPOLOGY.fingerprint, hosts, under_way, TOPOLOGY.ordinal_by_store)
-    info = leader.next_assignment(told, {}, before, Generation(1, 2))
+    info = leader.next_assignment(reported, {}, before, Generation(1, 2))
     assert info is not None
     assert info.assignment.current == {TASK: Placement("whole", ("behind",))}
 
 
-def test_placements_of_another_topology_are_those_of_the_same_stores():
+def test_placements_follow_stores_into_another_topology():
     one, two = ({"name": name, "partitions": 2, "store": [{"name": name}]} for name in ("one", "two"))
     old = parse_topology({"application_id": "app", "subtopology": [one, two]})
     turned = parse_topology(
         {"application_id": "app", "subtopology": [two, one, {**one, "name": "new", "store": STORES}]}
     )
     held = {task: Placement(f"holder of {task}") for task in old.tasks}
-    told = AssignmentInfo(Generation(1, 1), old.fingerprint, {}, Assignment(held, held), old.ordinal_by_store)
-    before = assignment_to_continue(turned, told)
+    reported = AssignmentInfo(Generation(1, 1), old.fingerprint, {}, Assignment(held, held), old.ordinal_by_store)
+    before = assignment_to_continue(turned, reported)
     assert before.target == before.current == {TaskId(1 - ordinal, p): held[ordinal, p] for ordinal, p in held}
 
 
-def test_of_an_assignment_that_no_present_member_follows_only_the_places_count():
+def test_assignment_followed_by_nobody_keeps_only_places():
     """A worker builds nothing for what it was never given. Those who were, and are gone, keep their places."""
     old = parse_topology(
         {"application_id": "app", "subtopology": [{"name": "o", "partitions": 1, "store": [{"name": "a"}]}]}
@@ -130,7 +130,7 @@ def test_of_an_assignment_that_no_present_member_follows_only_the_places_count()
     assert combined.generation == Generation(1, 2)
 
 
-def test_workers_of_one_rack_are_told_apart_by_their_machines(tmp_path):
+def test_workers_of_one_rack_differ_by_their_machines(tmp_path):
     topology = parse_topology(
         {"application_id": "app", "subtopology": [{"name": "s", "partitions": 8, "store": [{"name": "a"}]}]}
     )
@@ -155,7 +155,8 @@ def test_workers_of_one_rack_are_told_apart_by_their_machines(tmp_path):
     }
 
 
-def test_the_place_of_a_member_that_will_not_come_back_is_given_away_at_once(tmp_path):
+def test_place_of_a_non_returning_member_is_given_away(tmp_path):
+    """Such a member gets a place again when it is back."""
     topology = parse_topology(
         {"application_id": "app", "subtopology": [{"name": "s", "partitions": 6, "store": [{"name": "a"}]}]}
     )

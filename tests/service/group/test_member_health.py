@@ -12,17 +12,17 @@ def monitor() -> HealthMonitor:
     return HealthMonitor(EVICT_AFTER_MS)
 
 
-def test_a_worker_without_an_obstacle_is_fit_even_right_after_boot(monitor):
+def test_worker_without_a_fault_is_healthy_after_boot(monitor):
     assert monitor.health(None, 5.0) is MemberHealth.HEALTHY
 
 
-def test_an_obstacle_counts_at_once_and_after_the_delay_the_worker_is_written_off(monitor):
+def test_fault_degrades_at_once_and_evicts_after_the_delay(monitor):
     assert monitor.health("full", 1_000) is MemberHealth.DEGRADED
     assert monitor.health("full", 1_000 + EVICT_AFTER_MS - 1) is MemberHealth.DEGRADED
     assert monitor.health("full", 1_000 + EVICT_AFTER_MS) is MemberHealth.EVICTED
 
 
-def test_an_obstacle_that_is_gone_for_a_moment_between_two_tries_is_not_over(monitor):
+def test_brief_recovery_between_tries_stays_degraded(monitor):
     monitor.health("full", 1_000)
     assert monitor.health(None, 10_000) is MemberHealth.DEGRADED
     assert monitor.health("full", 10_500) is MemberHealth.DEGRADED

@@ -98,10 +98,10 @@ class Node:
         self.host = HostInfo(self.name, 1)
 
     def subscription(self) -> SubscriptionInfo:
-        told = self.name, self.incarnation, self.host, self.topology.fingerprint, dict(self.offsets)
+        reported = self.name, self.incarnation, self.host, self.topology.fingerprint, dict(self.offsets)
         unchecked = self.unchecked & self.offsets.keys()
         return SubscriptionInfo(
-            *told, rack=self.rack, health=self.health, unchecked=unchecked, returns=self.returns
+            *reported, rack=self.rack, health=self.health, unchecked=unchecked, returns=self.returns
         )
 
     def on_assignment(self, info: AssignmentInfo) -> None:
@@ -227,7 +227,8 @@ def test_actives_are_shared_out_and_standbys_are_on_other_hosts(group):
     assert nodes[0].map == nodes[1].map == nodes[2].map
 
 
-def test_the_actives_of_a_silent_member_move_to_its_standbys_and_nothing_is_built_before_the_delay(group):
+def test_unresponsive_members_actives_move_after_its_session(group):
+    """Nothing is built before the rebuild delay."""
     a, b, silent = group.settled("a", "b", "c")
     lost = silent.running_actives
     group.go_on(a, b, for_ms=SESSION_MS + TICK_MS)
@@ -251,7 +252,8 @@ def test_a_member_that_leaves_gives_its_actives_away_at_once(group):
 
 
 @pytest.mark.parametrize("how", ["leaves", "dies"])
-def test_the_place_of_a_member_that_will_not_come_back_is_given_away_at_once(group, how):
+def test_place_of_a_non_returning_member_is_given_away(group, how):
+    """The member leaves or dies."""
     a, b, beside = group.settled("a", "b", "c")
     beside.returns = False
     group.go_on(a, b, beside, for_ms=2 * TICK_MS)
@@ -262,7 +264,8 @@ def test_the_place_of_a_member_that_will_not_come_back_is_given_away_at_once(gro
     group.assert_served_by(a, b)
 
 
-def test_the_actives_of_a_member_whose_disk_is_full_move_at_once_and_later_its_place(group):
+def test_degraded_members_actives_move_before_its_place(group):
+    """The disk is full, and its place moves once the member is evicted."""
     a, b, full = group.settled("a", "b", "c")
     before = roles(a, b, full)
     full.health = MemberHealth.DEGRADED
@@ -295,7 +298,8 @@ def test_a_rolling_restart_builds_nothing(group):
     assert [node.built for node in nodes] == [set(), set(), set()]
 
 
-def test_a_leader_that_was_stopped_within_its_round_changes_nothing(group, monkeypatch):
+def test_leader_stopped_within_its_round_changes_nothing(group, monkeypatch):
+    """Its assignment is dropped, since another leader has written one."""
     leader, b, c = group.settled("a", "b", "c")
     joiner = group.node("d")
     group.round(joiner)
@@ -329,7 +333,8 @@ class Interrupted:
     end_offsets: Callable[[list[TopicPartition]], dict[TopicPartition, int]]
 
 
-def test_a_member_of_another_topology_gets_no_task_and_keeps_what_it_serves(group, caplog):
+def test_other_topologys_member_gets_no_task_and_serves_on(group, caplog):
+    """It is warned of once."""
     a, b = group.settled("a", "b")
     before = roles(a, b)
     other = group.node("c", OTHER_TOPOLOGY, on_disk=b)
@@ -348,7 +353,7 @@ def test_a_member_of_another_topology_gets_no_task_and_keeps_what_it_serves(grou
     ]
 
 
-def test_members_whose_leader_follows_another_topology_keep_their_roles(group):
+def test_roles_stay_under_a_leader_of_another_topology(group):
     other = group.node("a", OTHER_TOPOLOGY)
     group.go_on(other, for_ms=INITIAL_MS + SESSION_MS)
     assert other.running_actives == set(OTHER_TOPOLOGY.tasks)
@@ -358,7 +363,8 @@ def test_members_whose_leader_follows_another_topology_keep_their_roles(group):
     assert other.running_actives == set(OTHER_TOPOLOGY.tasks)
 
 
-def test_a_member_of_another_topology_does_not_lead_the_rest_when_their_leader_goes(group):
+def test_other_topologys_member_does_not_lead(group):
+    """The rest are led by one of their own topology when their leader leaves."""
     leader, b, c = group.settled("a", "b", "c")
     other = group.node("d", OTHER_TOPOLOGY)
     group.go_on(leader, b, c, other, for_ms=SESSION_MS)
@@ -379,7 +385,7 @@ def test_a_group_restarted_with_another_topology_follows_it(group):
 
 
 @pytest.mark.parametrize("names", ["abcdef", "fedcba"])
-def test_a_rolling_change_of_the_topology_builds_no_standby_of_the_stores_that_stay(group, names):
+def test_rolling_topology_change_builds_no_kept_standby(group, names):
     """Whoever of them leads, and goes last or first."""
     nodes = group.settled(*"abcdef")
     at = {node.name: node for node in nodes}
@@ -413,7 +419,8 @@ def test_a_leader_whose_topology_most_no_longer_have_hands_over(group):
     assert b.running_actives | c.running_actives == set(WIDER_TOPOLOGY.tasks)
 
 
-def test_tasks_keep_their_places_where_a_topology_gives_them_other_ordinals(group):
+def test_renumbered_tasks_keep_their_places(group):
+    """A topology in another order gives its tasks other ordinals."""
     a, b = group.settled("a", "b")
     turned = parse_topology({"application_id": "app", "subtopology": [REST, COUNTS]})
 
@@ -432,7 +439,7 @@ def test_tasks_keep_their_places_where_a_topology_gives_them_other_ordinals(grou
 
 
 @pytest.mark.parametrize("how", ["at once", "one by one"])
-def test_a_policy_that_was_changed_holds_after_the_restart_of_all(group, how):
+def test_changed_policy_holds_after_a_restart_of_all(group, how):
     nodes = [group.node(name, policy=replace(POLICY, num_standby_replicas=0)) for name in "ab"]
     group.go_on(*nodes, for_ms=INITIAL_MS + SESSION_MS)
     assert [node.standbys for node in nodes] == [set(), set()]
@@ -447,7 +454,7 @@ def test_a_policy_that_was_changed_holds_after_the_restart_of_all(group, how):
     group.assert_served_by(*nodes)
 
 
-def test_racks_that_are_told_after_a_restart_are_heeded(group):
+def test_racks_that_are_reported_after_a_restart_count(group):
     nodes = group.settled("a", "b", "c", "d")
     for node in nodes:
         node.membership.leave()
@@ -461,7 +468,8 @@ def test_racks_that_are_told_after_a_restart_are_heeded(group):
     assert sorted(on_left) == list(TOPOLOGY.tasks), "one of each two replicas"
 
 
-def test_of_two_processes_with_one_id_the_later_one_counts_and_the_other_says_so(group, caplog):
+def test_later_process_of_a_process_id_replaces_the_first(group, caplog):
+    """The first one gets no tasks, names the other and leaves without taking its tasks away."""
     a, b = group.settled("a", "b")
     copy = group.node("a", on_disk=a)
     copy.host, copy.incarnation = HostInfo("elsewhere", 1), 2
@@ -477,7 +485,8 @@ def test_of_two_processes_with_one_id_the_later_one_counts_and_the_other_says_so
     assert (roles(copy, b), b.map.generation) == (served, generation), "who leaves takes the other along"
 
 
-def test_a_leader_that_takes_long_to_ask_where_the_logs_end_still_leads(group, monkeypatch, caplog):
+def test_slow_end_offset_request_does_not_cost_the_lead(group, monkeypatch, caplog):
+    """A warning names the setting to raise."""
     nodes = [group.node(name) for name in "ab"]
 
     def slow(placed: list[TopicPartition]) -> dict[TopicPartition, int]:
@@ -504,7 +513,7 @@ def test_a_database_made_anew_goes_on_above_what_members_know(group):
     group.assert_served_by(*nodes)
 
 
-def test_a_database_made_anew_makes_nobody_active_for_what_it_has_no_copy_of(group):
+def test_recreated_database_activates_only_holders(group):
     nodes = group.settled("a", "b", "c")
     remove_database(group.path)
     group.go_on(*nodes, for_ms=INITIAL_MS + SESSION_MS)
@@ -512,7 +521,8 @@ def test_a_database_made_anew_makes_nobody_active_for_what_it_has_no_copy_of(gro
     assert [node.built_as_active for node in nodes] == [set(), set(), set()]
 
 
-def test_a_database_made_anew_after_the_clock_was_set_back_goes_on_above_what_members_know(group, monkeypatch):
+def test_recreated_database_exceeds_known_generations(group, monkeypatch):
+    """The clock was set back before."""
     nodes = group.settled("a", "b")
     known = nodes[0].map.generation
     step_wall_clock(monkeypatch, -86_400)
@@ -523,7 +533,7 @@ def test_a_database_made_anew_after_the_clock_was_set_back_goes_on_above_what_me
     group.assert_served_by(*nodes)
 
 
-def test_a_database_restored_from_before_goes_on_above_what_members_know(group, tmp_path):
+def test_restored_backup_exceeds_known_generations(group, tmp_path):
     a = group.settled("a")[0]
     backup = sqlite3.connect(tmp_path / "backup.db")
     live = sqlite3.connect(group.path)
@@ -560,9 +570,8 @@ def test_a_member_lost_at_reboot_gets_no_task(group, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("rebooted", [False, True], ids=["restarted", "rebooted"])
-def test_a_group_that_comes_back_as_a_whole_is_as_before_and_builds_nothing(
-    group, tmp_path, monkeypatch, rebooted
-):
+def test_whole_groups_return_restores_its_roles(group, tmp_path, monkeypatch, rebooted):
+    """All members left and are back, also after a reboot, and nothing is built."""
     nodes = group.settled("a", "b", "c")
     before = roles(*nodes)
     for node in nodes:
@@ -601,7 +610,7 @@ def test_the_group_of_another_application_is_refused(group):
     assert "Give each application its own --group" in str(refused.value)
 
 
-def test_a_directory_of_the_group_that_cannot_be_made_is_refused(group, tmp_path):
+def test_group_directory_that_cannot_be_made_is_refused(group, tmp_path):
     (tmp_path / "file").touch()
     group.path = tmp_path / "file" / "group.db"
     node = group.node("a")
@@ -680,7 +689,8 @@ def test_members_of_a_corrupted_group_become_standbys(group, restarted):
     group.assert_served_by(*nodes)
 
 
-def test_a_worker_starts_beside_a_corrupted_group_and_joins_once_it_is_removed(group, caplog):
+def test_corrupted_database_delays_joining_until_removed(group, caplog):
+    """The worker starts beside it."""
     group.path.write_bytes(b"not a database, " * 1_000)
     times = GroupTimeouts(120, REBUILD_MS, 0)
     membership = SqliteMembership(group.path, TOPOLOGY, group.changelog, POLICY, times)
@@ -703,7 +713,8 @@ def beyond(raw: bytes) -> bytes:
     return zlib.compress(json.dumps({"v": VERSION + 1, "least": VERSION + 1, "data": len(raw)}).encode())
 
 
-def test_a_member_that_cannot_read_a_newer_leader_counts_as_gone_and_does_not_lead(group):
+def test_member_that_cannot_read_its_leader_counts_as_gone(group):
+    """It does not lead either."""
     older = group.settled("a", "b", "c")[2]
     known = older.map.generation
     with sqlite3.connect(group.path) as connection:
@@ -741,7 +752,8 @@ class Leases:
             return connection.execute(query, parameters).fetchone()[0]
 
 
-def test_members_have_one_log_of_writes_though_its_file_was_removed(tmp_path):
+def test_removed_write_ahead_log_splits_no_group(tmp_path):
+    """Members go on with one `-wal` file after the database's was removed."""
     path = tmp_path / "group.db"
     group = group_database.GroupDatabase(path, "a")
     with group.transaction(0, 1) as writing:

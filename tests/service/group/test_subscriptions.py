@@ -18,7 +18,8 @@ def reader() -> SubscriptionReader:
     return SubscriptionReader()
 
 
-def test_an_unreadable_message_leaves_out_its_member_and_is_warned_of_once(reader, caplog):
+def test_unreadable_subscription_is_skipped_with_a_warning(reader, caplog):
+    """The warning is logged once."""
     messages = {"a": subscription("a").encode(), "b": b"rubbish"}
     for _ in range(3):
         assert reader.read(messages).keys() == {"a"}
@@ -26,13 +27,14 @@ def test_an_unreadable_message_leaves_out_its_member_and_is_warned_of_once(reade
     assert warning.startswith("the member b is given no tasks: SubscriptionInfo of 7 bytes is damaged")
 
 
-def test_a_member_that_was_readable_meanwhile_is_warned_of_again(reader, caplog):
+def test_warning_repeats_after_a_readable_subscription(reader, caplog):
     for raw in (b"rubbish", subscription("b").encode(), b"rubbish"):
         reader.read({"b": raw})
     assert len(caplog.messages) == 2
 
 
-def test_of_two_with_one_address_the_first_started_counts_and_the_other_is_reported_once(reader, caplog):
+def test_first_started_member_keeps_a_shared_address(reader, caplog):
+    """The other one is reported once."""
     caplog.set_level(logging.ERROR)
     members = {info.process_id: info for info in (subscription("b", incarnation=2, host="a"), subscription("a"))}
     for _ in range(2):

@@ -15,7 +15,8 @@ FLAGS = {"topology": "t.toml", "changelog": "sqlite:///log", "state_dir": "/var/
 FOUR = WorkerSettings(**load_settings("worker", {**FLAGS, "processes": "4"}, environment={}))
 
 
-def test_each_process_has_an_address_and_a_directory_of_its_own_and_the_first_has_the_workers():
+def test_each_process_has_its_own_address_and_directory():
+    """The first process has the worker's own."""
     named = replace(FOUR, advertise=HostInfo("worker-1", 80))
     assert [str(share.listen[0]) for share in shares(named)] == [f"127.0.0.1:{port}" for port in range(8081, 8085)]
     assert [str(share.advertise) for share in shares(named)] == [f"worker-1:{port}" for port in range(80, 84)]

@@ -26,7 +26,8 @@ async def test_the_more_reads_wait_the_seldomer_each_is_looked_at(monkeypatch):
     assert (pauses[0], pauses[1_999], pauses[-1]) == (0.005, pytest.approx(0.2), 0.005)
 
 
-async def test_no_more_than_a_bounded_number_wait_and_those_that_need_not_are_not_counted():
+async def test_waiting_reads_are_bounded():
+    """Reads that need not wait do not count."""
     waits, peer = BoundedWaits(Limit("waiting", 1, "ask without wait_ms")), Peer("a")
     with waits.one(peer), waits.one(peer) as pause, waits.one(peer) as another:
         await pause()

@@ -60,7 +60,7 @@ def values(page: ChangesPage) -> list[tuple[Any, ...]]:
     return [tuple(json.loads(item).values()) for item in [*page.items, *page.gone]]
 
 
-def test_the_state_comes_first_then_what_changes_of_each_key_the_newest(tmp_path):
+def test_state_is_followed_by_each_keys_newest_change(tmp_path):
     served = Served(tmp_path)
     first = served.page()
     assert (first.reset, first.cursor.whole, values(first)) == (True, True, [("k", 1)])
@@ -108,7 +108,8 @@ def test_many_changes_come_in_several_pages_each_key_once(tmp_path):
     assert sorted(found) == sorted([(f"{letter}{i:03}", 1) for letter in "ab" for i in range(100)])
 
 
-def test_what_was_deleted_since_cannot_be_known_any_more_and_the_state_is_sent_anew(tmp_path):
+def test_unknown_deletions_restart_from_the_state(tmp_path):
+    """The recent changes were dropped, so that deletions cannot be known."""
     served = Served(tmp_path)
     served.page()
     served.apply((b"k", None), (b"b", b"1"))
@@ -144,14 +145,14 @@ def test_no_page_goes_back_and_none_is_beyond_the_bounds(tmp_path):
     assert isinstance(served.refused(), LagExceedsTolerance)
 
 
-def test_a_replica_that_is_restored_in_bulk_does_not_know_what_changes(tmp_path):
+def test_bulk_restoring_replica_serves_no_changes(tmp_path):
     served = Served(tmp_path)
     served.page()
     served.replica.publish(progress=served.replica.view.progress._replace(position=2, consistent_position=2))
     assert isinstance(served.refused(), NotReady)
 
 
-def test_windows_and_sessions_are_followed_with_their_keys_and_times(tmp_path):
+def test_windows_and_sessions_are_followed_with_times(tmp_path):
     windows = Served(tmp_path / "windows", "prefix=k&from=5000", **WINDOW)
     assert values(windows.page()) == [("k", 5000, 5010, 1)]
     at = [time_ms.to_bytes(8, "big") for time_ms in (4_000, 5_000, 6_000)]

@@ -30,7 +30,7 @@ def beat(*, filling: bool) -> Heartbeat:
     return Heartbeat(None, "q", 1, filling=filling)
 
 
-def test_a_missing_key_is_stated_only_when_every_writer_has_filled_the_log(tmp_path):
+def test_miss_is_stated_once_every_writer_has_filled(tmp_path):
     admission, replica = held(tmp_path)
 
     def missing() -> type[Exception]:
@@ -46,7 +46,7 @@ def test_a_missing_key_is_stated_only_when_every_writer_has_filled_the_log(tmp_p
     assert missing() is UnknownKey
 
 
-def test_a_key_missed_in_content_before_the_end_of_the_filling_is_not_stated_after_it(tmp_path):
+def test_miss_admitted_during_filling_is_not_stated_later(tmp_path):
     admission, replica = held(tmp_path)
     beats(replica, ("a", beat(filling=True)))
     before = admission.admit(replica, ReadParameters())
@@ -62,7 +62,7 @@ def test_a_key_missed_after_a_filling_began_is_not_stated(tmp_path):
     assert isinstance(miss(before, replica.spec, b"absent"), NotReady)
 
 
-def test_a_store_that_is_opened_again_knows_that_its_log_is_being_filled(tmp_path):
+def test_reopened_store_remembers_that_its_log_is_filling(tmp_path):
     _, replica = held(tmp_path)
     beats(replica, ("a", beat(filling=True)))
     committed = replica.view.store.committed_offset(replica.topic_partition)

@@ -26,9 +26,8 @@ def put(replica: Replica, *records: tuple[bytes, int, bytes | None]) -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-async def test_a_key_is_listed_once_though_a_higher_order_is_applied_between_two_pages(
-    tmp_path: Path, reverse: bool
-):
+async def test_key_is_listed_once_despite_a_higher_order_midway(tmp_path: Path, reverse: bool):
+    """The higher order is applied between two pages of the list."""
     admission, replica = held(tmp_path, latest_by="lsn")
     put(replica, *((b"%d" % key, order, b"%d" % order) for key in range(6) for order in range(5)))
     put(replica, (b"2", 9, None), (b"k", 10_000, None))
@@ -47,7 +46,7 @@ async def test_a_key_is_listed_once_though_a_higher_order_is_applied_between_two
     assert found == [(key, 4) for key in firsts] + [(key, 100) for key in others]
 
 
-async def test_a_prefix_finds_all_keys_that_begin_with_it_and_no_others(tmp_path: Path):
+async def test_prefix_lists_exactly_its_keys(tmp_path: Path):
     admission, replica = held(tmp_path, latest_by="lsn")
     put(replica, *((key, 1, b"1") for key in (b"a", b"a\x00", b"a\x00b", b"ab", b"b")), (b"k", 10_000, None))
     for prefix, expected in ((b"a\x00", ["a\0", "a\0b"]), (b"a", ["a", "a\0", "a\0b", "ab"]), (b"c", [])):
@@ -56,7 +55,8 @@ async def test_a_prefix_finds_all_keys_that_begin_with_it_and_no_others(tmp_path
         assert [entry["key"] for entry in json.loads(answer.body)["entries"]] == expected
 
 
-def test_a_key_has_the_value_of_its_highest_order_and_none_if_that_is_a_deletion(tmp_path: Path):
+def test_highest_order_decides_a_keys_value(tmp_path: Path):
+    """A tombstone of the highest order is a miss."""
     admission, replica = held(tmp_path, latest_by="lsn")
     put(replica, (b"a", 2**63 - 1, b"3"), (b"a", 5, b"2"), (b"b", -1, b"1"), (b"b", 7, None))
     reads = Reads(admission, MEBIBYTE)

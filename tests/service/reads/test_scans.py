@@ -34,7 +34,8 @@ async def listed(admission: Admission, items: str, query: str) -> dict[str, obje
     return json.loads(b"".join(answer.parts) if isinstance(answer, LargeAnswer) else answer.body)
 
 
-async def test_a_list_that_finds_little_looks_at_a_bounded_part_of_its_store_and_says_where_it_is(tmp_path):
+async def test_sparse_list_scans_a_bounded_part_per_page(tmp_path):
+    """A page that finds little ends with a cursor."""
     admission, replica = held(tmp_path, kind="window", window_size_ms=SIZE_MS, retention_ms=10**9)
     for number in range(30_000):
         replica.view.store.put(replica.spec.stored_keys.stored(b"k%05d" % number, number), b"1")
@@ -64,9 +65,8 @@ async def test_a_list_that_finds_little_looks_at_a_bounded_part_of_its_store_and
 
 
 @pytest.mark.parametrize("took_ms", [500, 5_000])
-async def test_a_list_whose_first_partition_leaves_its_bounds_while_others_are_read_is_refused(
-    tmp_path, monkeypatch, took_ms
-):
+async def test_list_out_of_bounds_while_reading_is_rejected(tmp_path, monkeypatch, took_ms):
+    """The time that reading takes counts in the lag of every partition."""
     _, first = held(tmp_path / "0")
     admission, second = held(tmp_path / "1", partition=1)
     admission._tasks.replicas["counts", 0] = first
@@ -87,7 +87,7 @@ async def test_a_list_whose_first_partition_leaves_its_bounds_while_others_are_r
         assert document["lag"]["time_lag_ms"] >= took_ms
 
 
-async def test_the_times_that_pass_are_those_that_are_asked_for_and_kept(tmp_path):
+async def test_time_range_selects_overlapping_kept_entries(tmp_path):
     chance = random.Random(7)
     for items, kind in (("windows", "window"), ("sessions", "session")):
         settings = {"window_size_ms": SIZE_MS} if kind == "window" else {"gap_ms": SIZE_MS}
@@ -121,7 +121,7 @@ async def test_a_page_of_large_values_ends_early(tmp_path):
     assert document["next"] is not None
 
 
-async def test_a_list_of_one_key_is_of_that_key_whatever_its_cursor_says(tmp_path):
+async def test_one_keys_list_ignores_other_keys_in_its_cursor(tmp_path):
     admission, replica = held(tmp_path, kind="window", window_size_ms=SIZE_MS, retention_ms=10**9)
     for key in (b"a", b"z"):
         replica.view.store.put(replica.spec.stored_keys.stored(key, 1_000), b'"another key"')
@@ -148,7 +148,7 @@ async def test_a_list_of_one_key_is_of_that_key_whatever_its_cursor_says(tmp_pat
         Cursor.decode(base64.urlsafe_b64encode(raw).decode(), scan)
 
 
-async def test_a_partition_that_one_page_left_out_stays_out_of_all_that_follow(tmp_path):
+async def test_missing_partition_stays_missing_on_later_pages(tmp_path):
     admission, second = held(tmp_path / "1", partition=1)
     for key in (b"l", b"m"):
         second.view.store.put(second.spec.stored_keys.prefix(key), b"2")
@@ -162,7 +162,7 @@ async def test_a_partition_that_one_page_left_out_stays_out_of_all_that_follow(t
     assert (following["missing"], following["complete"]) == ([0], False)
 
 
-async def test_a_value_that_cannot_be_shown_is_no_store_that_is_being_opened(tmp_path):
+async def test_undecodable_value_is_not_reported_as_not_ready(tmp_path):
     admission, _ = held(tmp_path, value="double")
     with pytest.raises(struct.error):
         await listed(admission, "entries", "")

@@ -77,7 +77,8 @@ def entries(events: list[Event]) -> dict[str, Any]:
     return {entry["key"]: entry["value"] for entry in found}
 
 
-async def test_a_slow_client_gets_the_newest_value_alone_and_nothing_is_queued(tmp_path):
+async def test_slow_follower_gets_only_the_newest_value(tmp_path):
+    """Nothing is queued for it."""
     served = Served(tmp_path)
     clients = Clients(served)
     async with clients.client() as slow, clients.client() as fast:
@@ -97,7 +98,7 @@ async def test_a_slow_client_gets_the_newest_value_alone_and_nothing_is_queued(t
     assert values == sorted(set(values))
 
 
-async def test_those_who_follow_the_same_share_the_polls_and_the_bytes(tmp_path):
+async def test_clients_of_equal_streams_share_reads_and_bytes(tmp_path):
     served = Served(tmp_path)
     clients = Clients(served)
     async with contextlib.AsyncExitStack() as stack:
@@ -113,7 +114,7 @@ async def test_those_who_follow_the_same_share_the_polls_and_the_bytes(tmp_path)
         assert Counter(clients.source.reads)["poll"] <= 12
 
 
-async def test_a_key_that_changes_all_the_time_is_sent_twenty_times_a_second_at_most(tmp_path):
+async def test_hot_key_is_sent_twenty_times_a_second_at_most(tmp_path):
     served = Served(tmp_path)
     clients = Clients(served)
     async with clients.client() as events:

@@ -22,7 +22,8 @@ def closed(tmp_path: Path) -> Admission:
     return admission
 
 
-def test_a_version_of_which_it_was_still_to_be_said_why_there_is_none(tmp_path):
+def test_miss_in_a_store_that_closed_is_not_ready(tmp_path):
+    """A read as of a time was admitted before the store was closed."""
     admission, replica = held(tmp_path, kind="versioned", history_retention_ms=1_000)
     replica.publish(stream_time_ms=10_000)
     admitted = admission.admit(replica, ReadParameters())

@@ -34,7 +34,8 @@ def test_it_is_written_as_kafka_streams_writes_it(tmp_path: Path) -> None:
     )
 
 
-def test_what_kafka_streams_wrote_is_read_and_an_unknown_offset_is_none(tmp_path: Path) -> None:
+def test_kafka_streams_file_is_read(tmp_path: Path) -> None:
+    """Kafka Streams' mark for an unknown offset is read as none."""
     file = checkpoint_with(tmp_path, "0\n3\napp-orders-changelog 3 42\nother 0 -4\napp-carriers-changelog 3 7\n")
 
     assert file.read() == {ORDERS: 42, CARRIERS: 7}
@@ -53,7 +54,8 @@ def test_what_is_written_is_read(offsets: dict[TopicPartition, int]) -> None:
 
 
 @given(st.data())
-def test_a_file_cut_off_anywhere_is_malformed_and_never_a_wrong_offset(data: st.DataObject) -> None:
+def test_truncated_file_is_malformed(data: st.DataObject) -> None:
+    """It never yields a wrong offset."""
     offsets = data.draw(st.dictionaries(topic_partitions, st.integers(0, 2**53), min_size=1, max_size=4))
     with tempfile.TemporaryDirectory() as directory:
         file = CheckpointFile.of(Path(directory))
@@ -140,9 +142,8 @@ def test_a_malformed_file_is_not_touched(tmp_path: Path, change: str) -> None:
     assert file.path.read_text() == "0\n9\n"
 
 
-def test_a_write_is_durable_before_it_is_seen_and_a_draft_is_never_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_is_durable_before_it_is_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that a killed process left is never read."""
     events: list[str] = []
     fsync, replace = os.fsync, os.replace
 

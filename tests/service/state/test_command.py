@@ -150,7 +150,8 @@ def leave_in_flight(state_path: Path) -> None:
     directory.close()
 
 
-def test_each_process_of_a_worker_has_state_of_its_own_and_ls_names_the_others(run: Run, state_path: Path) -> None:
+def test_ls_names_the_state_of_other_processes(run: Run, state_path: Path) -> None:
+    """Each process of a worker has a state directory of its own."""
     further = state_path.parent / "process-2" / "app"
     further.mkdir(parents=True)
     put(state_path, "0_1", "carriers")
@@ -268,7 +269,8 @@ def test_rm_removes_all_stores_of_a_task_and_no_line_stays(run: Run, state_path:
     assert not (state_path / "1_1" / ".checkpoint").exists()
 
 
-def test_rm_of_a_store_that_the_topology_no_longer_has_leaves_no_line_of_it(run: Run, state_path: Path) -> None:
+def test_rm_of_a_removed_store_removes_its_line(run: Run, state_path: Path) -> None:
+    """The topology no longer has the store."""
     put(state_path, "1_1", "orders", offset=5)
     put(state_path, "1_1", "removed", offset=6)
 
@@ -319,7 +321,7 @@ def test_every_command_refuses_while_a_worker_runs(run: Run, state_path: Path, c
     assert stores(state_path) == ["0_1/orders"]
 
 
-def test_a_state_dir_without_the_application_is_an_error_and_is_not_made(topology: Path, tmp_path: Path) -> None:
+def test_unknown_state_dir_is_an_error_and_not_created(topology: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(state, ["ls", "--topology", str(topology), "--state-dir", str(tmp_path / "typo")])
 
     assert isinstance(result.exception, ConfigurationError)

@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.chaos
-def test_a_killed_store_equals_the_fold_of_the_log_up_to_its_offset(tmp_path, request):
+def test_killed_store_equals_the_log_up_to_its_offset(tmp_path, request):
     kills = request.config.getoption("--crash-kills")
     runner = Path(__file__).parents[2] / "support" / "crash_runner.py"
     done = subprocess.run(

@@ -16,7 +16,7 @@ def opened(path: Path) -> StateDirectory:
     return StateDirectory(path, "app")
 
 
-def test_a_start_is_newer_than_any_before_also_where_the_clock_was_set_back(tmp_path):
+def test_incarnation_grows_though_the_clock_was_set_back(tmp_path):
     incarnations, processes = [], set()
     for now_ms in (5_000, 1_000, 1_000, 9_000):
         directory = opened(tmp_path)
@@ -40,7 +40,8 @@ def test_a_file_that_says_nothing_is_written_anew(tmp_path, content):
     directory.close()
 
 
-def test_what_was_not_deleted_completely_is_found_by_no_one_and_deleted_at_a_later_start(tmp_path, monkeypatch):
+def test_incomplete_deletion_is_finished_at_a_later_start(tmp_path, monkeypatch):
+    """What is left of it is not listed as a store."""
     directory = StateDirectory(tmp_path, "app")
     for store in ("deleted", "aside"):
         (directory.store_path(TASK, store) / "some").mkdir(parents=True)

@@ -76,7 +76,8 @@ def test_after_a_clean_stop_no_store_is_read(directory, read_stores):
     assert read_stores == []
 
 
-def test_a_store_opened_since_is_read_and_its_entry_not_believed(directory, read_stores):
+def test_store_opened_since_is_read_again(directory, read_stores):
+    """The store's entry in the record is stale."""
     put_three(directory)
     record_positions(directory, topology(), read_positions(directory, topology()))
     put(directory, "b", 99)
@@ -105,7 +106,7 @@ def test_a_store_that_is_gone_counts_as_none(directory):
     assert read_positions(directory, topology()) == {TASK: {"a": 10, "b": 11}}
 
 
-def test_an_incomplete_an_unreadable_and_a_foreign_store_count_as_none(directory, caplog):
+def test_unrestored_unreadable_or_other_store_counts_as_none(directory, caplog):
     put(directory, "a", 10, restored=False)
     put(directory, "b", 11)
     (directory.store_path(TASK, "b") / "CURRENT").write_text("nonsense\n")

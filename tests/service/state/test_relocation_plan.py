@@ -181,7 +181,8 @@ def test_one_task_directory_may_feed_two() -> None:
     assert str(plan.moves[0]) == "0_5/rocksdb/a → 1_5/rocksdb/a: its ordinal is 1 now"
 
 
-def test_removed_stores_and_partitions_beyond_the_count_are_left_and_reported() -> None:
+def test_stores_without_a_place_are_left_and_reported() -> None:
+    """The topology removed the store or has fewer partitions."""
     plan = plan_relocation([(TaskId(0, 0), "gone"), (TaskId(0, 7), "a")], topology("x", "a", partitions=4))
 
     assert plan.moves == ()
@@ -235,9 +236,9 @@ def test_every_store_found_ends_in_its_place_aside_or_reported(
     found: list[StoreOnDisk], expected: Topology, data: st.DataObject
 ) -> None:
     inspected = collisions(found, expected)
-    told = {on_disk: content_of(*data.draw(contents), on_disk) for on_disk in inspected}
+    reported = {on_disk: content_of(*data.draw(contents), on_disk) for on_disk in inspected}
 
-    plan = plan_relocation(found, expected, told)
+    plan = plan_relocation(found, expected, reported)
 
     origin = {on_disk: on_disk for on_disk in found}
     aside = []
@@ -266,13 +267,13 @@ def test_every_store_found_ends_in_its_place_aside_or_reported(
 
     for loser in aside:
         place = (TaskId(expected.ordinal_by_store[loser[1]], loser[0].partition), loser[1])
-        assert_rightly_preferred(origin[place], loser, place, told)
+        assert_rightly_preferred(origin[place], loser, place, reported)
 
 
 def assert_rightly_preferred(
-    winner: StoreOnDisk, loser: StoreOnDisk, place: StoreOnDisk, told: dict[StoreOnDisk, StoreContent]
+    winner: StoreOnDisk, loser: StoreOnDisk, place: StoreOnDisk, reported: dict[StoreOnDisk, StoreContent]
 ) -> None:
-    kept, lost = told[winner], told[loser]
+    kept, lost = reported[winner], reported[loser]
     offset, lost_offset = usable(kept, winner), usable(lost, loser)
     if lost_offset is None:
         return
@@ -292,7 +293,8 @@ def usable(content: StoreContent, on_disk: StoreOnDisk) -> int | None:
 
 
 @pytest.mark.parametrize("order", PERMUTATIONS, ids="".join)
-def test_every_permutation_of_four_ordinals_killed_after_each_step(order: tuple[str, ...]) -> None:
+def test_every_permutation_survives_a_kill_at_each_step(order: tuple[str, ...]) -> None:
+    """Four stores change places, and the second start may have another topology."""
     after = topology(*order)
     another = tuple(reversed(order[1:] + order[:1]))
     for second, second_order in ((after, order), (topology(*another), another)):
@@ -348,7 +350,7 @@ relocate(StateDirectory(state_dir, "app"), topology, step)
 
 
 @pytest.mark.parametrize("last", range(1, 9))
-def test_a_process_killed_by_sigkill_leaves_what_the_next_can_finish(tmp_path: Path, last: int) -> None:
+def test_sigkilled_relocation_is_finished_by_the_next_start(tmp_path: Path, last: int) -> None:
     state_dir, order = tmp_path / "state", ("b", "c", "d", "a")
     directory = StateDirectory(state_dir, "app")
     put_four(directory)
@@ -416,7 +418,7 @@ def test_what_the_topology_does_not_know_stays_with_its_line(directory: StateDir
     assert {(str(left.task), left.store) for left in relocation.plan.left} == {("0_0", "removed"), ("0_9", "a")}
 
 
-def test_a_line_that_outlived_its_store_is_not_taken_for_the_arriving_one(directory: StateDirectory) -> None:
+def test_stale_line_is_not_given_to_an_arriving_store(directory: StateDirectory) -> None:
     put(directory, "0_0", "a")
     (directory.path / "1_0").mkdir()
     CheckpointFile.of(directory.path / "1_0").write({line_of("a"): 900, line_of("b"): 1})
@@ -428,9 +430,10 @@ def test_a_line_that_outlived_its_store_is_not_taken_for_the_arriving_one(direct
 
 
 @pytest.mark.parametrize("malformed", ["0_0", "1_0"])
-def test_a_malformed_checkpoint_costs_a_rebuild_and_never_a_wrong_offset(
+def test_malformed_checkpoint_costs_a_rebuild(
     directory: StateDirectory, malformed: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """No store gets a wrong offset."""
     put(directory, "0_0", "a", offset=500)
     put(directory, "1_0", "b", offset=600)
     file = CheckpointFile.of(directory.path / malformed)
@@ -462,12 +465,13 @@ def lines_of(directory: StateDirectory, task: str) -> dict[TopicPartition, int]:
         ((100, "log", "key-value"), (900, "log", "window"), 100),
     ],
 )
-def test_of_two_stores_for_one_place_one_stays_and_the_other_is_set_aside(
+def test_colliding_store_is_set_aside(
     directory: StateDirectory,
     in_place: tuple[int, str, str],
     misplaced: tuple[int, str, str],
     kept: int,
 ) -> None:
+    """Of two stores for one place the one at the higher offset stays."""
     put_rocksdb(directory, "1_2", "a", *in_place)
     put_rocksdb(directory, "0_2", "a", *misplaced)
 
@@ -493,7 +497,7 @@ def test_a_store_that_cannot_be_read_makes_way_for_one_that_can(directory: State
     assert set_asides(directory) == ["1_0-a"]
 
 
-def test_an_empty_directory_in_the_place_is_not_overwritten_but_set_aside(directory: StateDirectory) -> None:
+def test_empty_directory_in_the_place_is_set_aside(directory: StateDirectory) -> None:
     put_rocksdb(directory, "0_0", "a", 200)
     directory.store_path(TaskId(1, 0), "a").mkdir(parents=True)
 
@@ -506,9 +510,8 @@ def test_an_empty_directory_in_the_place_is_not_overwritten_but_set_aside(direct
 
 
 @pytest.mark.parametrize(("in_place", "kept"), [(7, "in place"), (None, "misplaced")])
-def test_legacy_stores_are_told_apart_by_their_checkpoints_at_every_kill(
-    tmp_path: Path, in_place: int | None, kept: str
-) -> None:
+def test_legacy_collision_is_decided_by_checkpoints(tmp_path: Path, in_place: int | None, kept: str) -> None:
+    """Every kill in between leads to the same result."""
     for number in itertools.count():
         directory = StateDirectory(tmp_path / str(number), "app")
         put(directory, "1_0", "a", in_place, mark="in place")
@@ -603,7 +606,7 @@ def test_many_plain_moves_are_made_durable_together(
     assert sorted(synced) == sorted([*(f"{o}_{p}/rocksdb" for o in (0, 1) for p in range(3)), *made])
 
 
-def test_what_appears_in_a_place_after_the_plan_is_not_overwritten(directory: StateDirectory) -> None:
+def test_store_appearing_after_the_plan_is_not_overwritten(directory: StateDirectory) -> None:
     put(directory, "0_0", "a")
     put(directory, "0_0", "b")
     appearing = directory.store_path(TaskId(1, 0), "b")
@@ -624,7 +627,7 @@ def killed_after(directory: StateDirectory, expected: Topology, step: str) -> No
         relocate(directory, expected, kill)
 
 
-def test_a_store_put_in_the_place_of_one_in_flight_is_not_given_its_line(directory: StateDirectory) -> None:
+def test_store_replacing_one_in_flight_gets_no_line(directory: StateDirectory) -> None:
     put(directory, "0_0", "a", offset=5)
     killed_after(directory, topology("x", "a"), "line removed")
     put(directory, "1_0", "a", mark="begun anew")
@@ -652,7 +655,7 @@ def test_a_store_removed_by_hand_while_in_flight_leaves_no_line(directory: State
     assert in_flight(directory.path) is None
 
 
-def test_settling_alone_finishes_what_was_begun_and_begins_nothing(directory: StateDirectory) -> None:
+def test_settle_finishes_the_move_in_flight_only(directory: StateDirectory) -> None:
     put(directory, "0_0", "a", offset=5)
     put(directory, "0_0", "b", offset=6)
     killed_after(directory, topology("x", "a", "b"), "renamed")
@@ -665,7 +668,7 @@ def test_settling_alone_finishes_what_was_begun_and_begins_nothing(directory: St
     assert lines(directory) == {"0_0": {"app-b-changelog-0": 6}, "1_0": {"app-a-changelog-0": 5}}
 
 
-def test_a_journal_that_is_none_is_an_error_that_says_what_to_do(directory: StateDirectory) -> None:
+def test_invalid_journal_is_an_error_with_the_remedy(directory: StateDirectory) -> None:
     put(directory, "0_0", "a", offset=5)
     (directory.path / JOURNAL_NAME).write_text("{}")
 
@@ -675,9 +678,10 @@ def test_a_journal_that_is_none_is_an_error_that_says_what_to_do(directory: Stat
     assert places(directory) == ["0_0/a"]
 
 
-def test_where_the_disk_refuses_the_error_says_what_to_do_and_the_next_start_goes_on(
+def test_failed_relocation_goes_on_at_the_next_start(
     directory: StateDirectory,
 ) -> None:
+    """The error names the remedy."""
     put(directory, "0_0", "a", offset=5)
     blocked = directory.path / "1_0"
     blocked.write_text("a file where a directory should be")
@@ -718,7 +722,7 @@ def test_with_relocation_off_a_start_refuses_what_is_in_flight(directory: StateD
         prepare_state(directory, topology("x", "a"), automatic=False)
 
 
-def test_with_relocation_off_a_start_goes_on_where_all_is_in_place(directory: StateDirectory) -> None:
+def test_relocation_off_starts_where_all_is_in_place(directory: StateDirectory) -> None:
     put(directory, "1_0", "a")
     put(directory, "1_0", "removed")
 

@@ -10,12 +10,13 @@ from forebay_worker.state.storage_faults import storage_fault
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENODEV, errno.ESTALE])
-def test_a_disk_that_is_gone_is_told_with_the_remedy_by_system_and_rocksdb_alike(number):
+def test_lost_disk_is_a_fault_with_the_remedy(number):
+    """Errors of the system and of RocksDB are recognised alike."""
     for error in (OSError(number, os.strerror(number)), Exception(f"IO error: {os.strerror(number)}: 000008.sst")):
-        told = storage_fault(error, Path("/state"))
-        assert told is not None
-        assert os.strerror(number) in told
-        assert "restart the worker with an empty directory" in told
+        reported = storage_fault(error, Path("/state"))
+        assert reported is not None
+        assert os.strerror(number) in reported
+        assert "restart the worker with an empty directory" in reported
 
 
 def test_a_damaged_store_is_no_obstacle():

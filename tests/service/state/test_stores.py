@@ -108,7 +108,7 @@ def test_a_rocksdb_store_holds_what_was_committed(tmp_path_factory, steps):
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(steps=STEPS)
-def test_an_in_memory_store_holds_what_was_committed_since_it_was_opened(steps):
+def test_in_memory_store_holds_what_was_committed(steps):
     run(steps, MemoryStore("s"), lambda: MemoryStore("s"), MemoryStore.close, persistent=False)
 
 
@@ -146,7 +146,8 @@ def checkpointed(directory: Path, clock: list[float], end_offset: int = 0) -> Ch
     return CheckpointedStore(inner, CheckpointFile.of(directory), TP, end_offset, 300_000, lambda: clock[0])
 
 
-def test_a_checkpoint_is_written_after_its_interval_or_ten_thousand_records_and_at_close(tmp_path, clock):
+def test_checkpoint_interval_is_time_records_or_close(tmp_path, clock):
+    """A checkpoint follows after its interval, after 10,000 records and at close."""
     store, file = checkpointed(tmp_path, clock), CheckpointFile.of(tmp_path)
     store.put(USER_TAG + b"a", b"1")
     store.commit({TP: CommittedOffset(1, 1)})
@@ -163,7 +164,8 @@ def test_a_checkpoint_is_written_after_its_interval_or_ten_thousand_records_and_
     assert file.read() == {TP: 10_003}
 
 
-def test_after_a_crash_a_legacy_store_is_at_no_point_of_history_before_the_end_at_open(tmp_path, clock):
+def test_crashed_legacy_store_is_consistent_at_the_end_only(tmp_path, clock):
+    """Before the end offset at open, its content matches no point of history."""
     store = checkpointed(tmp_path, clock)
     clock[0] += 300_000
     store.commit({TP: CommittedOffset(5, 5)})
@@ -184,7 +186,7 @@ WHOLE = CommittedOffset(
 )
 
 
-def test_what_belongs_to_an_offset_outlives_a_restart_of_a_legacy_store(tmp_path, clock):
+def test_legacy_store_keeps_its_commit_over_a_restart(tmp_path, clock):
     store = checkpointed(tmp_path, clock)
     store.commit({TP: WHOLE})
     store.close()
@@ -192,7 +194,8 @@ def test_what_belongs_to_an_offset_outlives_a_restart_of_a_legacy_store(tmp_path
     assert found._replace(pending_end=None, replay_since_epoch_ms=None) == WHOLE
 
 
-def test_what_belongs_to_a_later_offset_than_the_checkpoint_has_vouches_for_nothing(tmp_path, clock):
+def test_metadata_of_a_later_offset_proves_nothing(tmp_path, clock):
+    """The worker was killed between writing the metadata and the checkpoint."""
     store = checkpointed(tmp_path, clock)
     store.commit({TP: WHOLE._replace(position=4)})
     store.close()
@@ -209,7 +212,8 @@ def test_what_belongs_to_a_later_offset_than_the_checkpoint_has_vouches_for_noth
     assert found.tombstone_floor == 0
 
 
-def test_a_checkpoint_is_as_old_as_what_the_store_last_committed(tmp_path, clock):
+def test_checkpoint_is_as_old_as_the_last_commit(tmp_path, clock):
+    """A start without the log does not make it younger."""
     store, file = checkpointed(tmp_path, clock), CheckpointFile.of(tmp_path)
     store.commit({TP: CommittedOffset(5, 5)})
     store.close()
@@ -221,7 +225,7 @@ def test_a_checkpoint_is_as_old_as_what_the_store_last_committed(tmp_path, clock
     assert checkpointed(tmp_path, clock).committed_offset(TP).replay_since_epoch_ms == file.moment_epoch_ms()
 
 
-def test_no_line_looks_younger_than_it_is_whichever_was_written_last(tmp_path):
+def test_checkpoint_age_is_that_of_its_oldest_line(tmp_path):
     other = TopicPartition("other", 0)
     file = CheckpointFile.of(tmp_path)
     file.add(TP, 5, 1_000_000.0)
@@ -234,7 +238,7 @@ def test_no_line_looks_younger_than_it_is_whichever_was_written_last(tmp_path):
     assert file.moment_epoch_ms() == 5_000_000.0
 
 
-def test_a_store_is_closed_though_its_checkpoint_cannot_be_written(tmp_path, clock, monkeypatch):
+def test_store_closes_though_its_checkpoint_fails(tmp_path, clock, monkeypatch):
     store = checkpointed(tmp_path, clock)
     store.commit({TP: CommittedOffset(5, 5)})
     closed = []
@@ -270,7 +274,7 @@ TASK = TaskId(0, 0)
 
 @pytest.mark.parametrize("supplier", ["rocksdb", "legacy"])
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "reported"),
     [
         (
             {"kind": "window", "window_size_ms": 1, "retention_ms": 1},
@@ -283,9 +287,8 @@ TASK = TaskId(0, 0)
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_store_that_was_built_as_another_is_set_aside_and_begun_anew(
-    opener, legacy, caplog, supplier, changed, told
-):
+def test_store_of_another_identity_is_set_aside(opener, legacy, caplog, supplier, changed, reported):
+    """A store built with another specification is begun anew."""
     opener.changelog.ensure_topic("other", 1)
     spec = SPEC if supplier == "rocksdb" else legacy
     store = opener.open(TASK, spec).store
@@ -304,11 +307,12 @@ def test_a_store_that_was_built_as_another_is_set_aside_and_begun_anew(
     assert other.store.get(USER_TAG + b"a") is None
     assert other.store.committed_offset(TopicPartition(changed.get("topic", "log"), task.partition)) is None
     assert [(found, name) for found, name, _ in opener.directory.set_asides()] == [(task, "s")]
-    assert told in caplog.text
+    assert reported in caplog.text
     other.store.close()
 
 
-def test_a_store_of_another_log_is_known_by_that_once_it_is_open(opener):
+def test_opened_store_names_the_log_it_was_built_from(opener):
+    """The log was reset meanwhile."""
     opened = opener.open(TASK, SPEC)
     opened.store.commit({TP: CommittedOffset(1, 1)})
     opened.store.close()
@@ -318,7 +322,7 @@ def test_a_store_of_another_log_is_known_by_that_once_it_is_open(opener):
     again.store.close()
 
 
-def test_a_store_that_cannot_be_read_is_set_aside_and_begun_anew(opener):
+def test_unreadable_store_is_set_aside_and_begun_anew(opener):
     opened = opener.open(TASK, SPEC)
     opened.store.put(USER_TAG + b"a", b"1")
     opened.store.commit({TP: CommittedOffset(1, 1)})
@@ -331,7 +335,8 @@ def test_a_store_that_cannot_be_read_is_set_aside_and_begun_anew(opener):
     again.store.close()
 
 
-def test_a_store_whose_identity_cannot_be_read_is_set_aside_once(opener):
+def test_store_with_an_unreadable_identity_is_set_aside(opener):
+    """The store that replaces it is kept at the next start."""
     path = opener.directory.store_path(TASK, "s")
     store = RocksDbStore("s", path, MEMORY.options())
     store.commit({TP: CommittedOffset(1, 1)})
@@ -361,7 +366,7 @@ def test_a_supplied_store_that_cannot_be_identified_is_closed(opener, legacy, mo
     assert closed == ["s"]
 
 
-def test_an_old_checkpoint_is_taken_over_once_and_only_with_its_store(opener):
+def test_old_checkpoint_is_adopted_once_with_its_store(opener):
     path = opener.directory.store_path(TASK, "s")
     checkpoint = CheckpointFile.of(path.parents[1])
     path.mkdir(parents=True)
@@ -392,7 +397,8 @@ def test_rocksdbs_own_log_does_not_grow_with_every_flush(tmp_path):
     assert sum(log.stat().st_size for log in (tmp_path / "s").glob("LOG*")) < 400_000
 
 
-def test_a_store_whose_log_failed_is_read_meanwhile_and_written_again_once_there_is_room(tmp_path):
+def test_store_with_a_failed_log_is_read_and_recovers(tmp_path):
+    """It is written to again once the disk has room."""
     with small_disk(tmp_path / "disk") as disk:
         refuse_and_recover(disk)
 
@@ -420,7 +426,8 @@ def refuse_and_recover(disk: Path) -> None:
     again.close()
 
 
-def test_a_store_is_closed_and_opened_again_while_others_read_many_keys_of_it(tmp_path):
+def test_store_reopens_while_others_read_it(tmp_path):
+    """A read of many keys gets all of them or none."""
     keys = [USER_TAG + b"%d" % i for i in range(20_000)]
     store = RocksDbStore("s", tmp_path / "s", MEMORY.options())
     for key in keys:
@@ -457,7 +464,8 @@ def test_a_store_is_closed_and_opened_again_while_others_read_many_keys_of_it(tm
     store.close()
 
 
-def test_a_store_that_has_more_than_it_knew_after_a_refusal_is_continued_from_there(tmp_path):
+def test_failed_commit_that_was_written_is_continued(tmp_path):
+    """A refused commit may have been written, and the store goes on from there."""
     store = RocksDbStore("s", tmp_path / "s", MEMORY.options())
     store.commit({TP: CommittedOffset(1, 1)})
     store.put(USER_TAG + b"a", b"2")
@@ -472,7 +480,8 @@ def test_a_store_that_has_more_than_it_knew_after_a_refusal_is_continued_from_th
     store.close()
 
 
-def test_an_old_position_file_is_taken_over_also_from_where_its_store_was_before_it_was_relocated(opener):
+def test_old_position_file_is_adopted_after_a_relocation(opener):
+    """It may lie where its store was before."""
     path = opener.directory.store_path(TASK, "s")
     old = RocksDbStore("s", path, MEMORY.options())
     old._db.put(USER_TAG + b"a", b"1")
@@ -495,9 +504,8 @@ def legacy(monkeypatch) -> StoreSpec:
 
 @pytest.mark.parametrize("supplier", ["rocksdb", "legacy"])
 @pytest.mark.parametrize("refused", ["remove", "read"])
-def test_an_offset_without_its_store_is_not_resumed_at_though_the_first_opening_fails(
-    opener, legacy, monkeypatch, supplier, refused
-):
+def test_offset_without_its_store_is_not_resumed(opener, legacy, monkeypatch, supplier, refused):
+    """This holds although the first opening of the store fails."""
     spec = SPEC if supplier == "rocksdb" else legacy
     checkpoint = CheckpointFile.of(opener.directory.path / str(TASK))
     checkpoint.path.parent.mkdir()
@@ -518,7 +526,7 @@ def test_an_offset_without_its_store_is_not_resumed_at_though_the_first_opening_
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_legacy_store_that_was_killed_has_the_logs_content_after_the_replay(opener, legacy, monkeypatch, seed):
+def test_killed_legacy_store_equals_the_log_after_replay(opener, legacy, monkeypatch, seed):
     chance = random.Random(seed)
     monkeypatch.setattr(
         "forebay_worker.state.checkpointed_store.RECORDS_PER_CHECKPOINT", chance.choice([3, 7, 1_000])
@@ -571,7 +579,8 @@ def test_an_offset_is_migrated_once_and_lost_by_no_crash(opener, monkeypatch):
     store.close()
 
 
-def test_a_malformed_checkpoint_costs_a_rebuild_and_never_gives_a_wrong_offset(opener, caplog):
+def test_malformed_checkpoint_costs_a_rebuild(opener, caplog):
+    """No store gets a wrong offset."""
     path = opener.directory.store_path(TASK, "s")
     store = RocksDbStore("s", path, MEMORY.options())
     store._db.put(USER_TAG + b"a", b"1")
@@ -594,7 +603,7 @@ def test_a_file_with_one_offset_is_not_ingested_over_several(tmp_path):
     store.close()
 
 
-def test_a_store_is_checkpointed_again_after_its_checkpoint_was_damaged(opener, legacy, caplog):
+def test_damaged_checkpoint_is_written_again(opener, legacy, caplog):
     store = opener.open(TASK, legacy).store
     store.commit({TP: CommittedOffset(7, 7)})
     checkpoint = CheckpointFile.of(opener.directory.path / str(TASK))
@@ -604,7 +613,7 @@ def test_a_store_is_checkpointed_again_after_its_checkpoint_was_damaged(opener, 
     assert "line 1" in caplog.text
 
 
-def test_a_supplied_store_whose_identity_is_damaged_is_set_aside(opener, legacy):
+def test_supplied_store_with_a_damaged_identity_is_set_aside(opener, legacy):
     store = opener.open(TASK, legacy).store
     store.commit({TP: CommittedOffset(7, 7)})
     store.close()
@@ -654,9 +663,8 @@ def test_a_supplied_store_whose_content_is_damaged_is_set_aside(opener, legacy, 
 
 
 @pytest.mark.parametrize("checkpoint", [None, "0\n1\nlog 0 -4\n", "not a checkpoint"])
-def test_records_of_an_unknown_offset_are_set_aside_since_what_was_deleted_would_come_back(
-    opener, legacy, checkpoint
-):
+def test_records_without_a_checkpoint_are_set_aside(opener, legacy, checkpoint):
+    """A deleted key would come back otherwise."""
     task = TaskId(0, 0)
     store = opener.open(task, legacy).store
     store.put(USER_TAG + b"deleted since", b"1")
@@ -700,7 +708,7 @@ def test_a_store_that_keeps_its_records_elsewhere_is_refused(
     assert not opener.directory.set_asides()
 
 
-def test_a_rocksdb_store_with_records_and_no_offset_is_set_aside(tmp_path, opener):
+def test_rocksdb_records_without_an_offset_are_set_aside(tmp_path, opener):
     spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "log", 1)
     path = opener.directory.store_path(TaskId(0, 0), "s")
     store = RocksDbStore("s", path, MEMORY.options())
@@ -720,7 +728,8 @@ def test_a_rocksdb_store_with_records_and_no_offset_is_set_aside(tmp_path, opene
     at=st.integers(0, 60),
     reverse=st.booleans(),
 )
-def test_a_scan_of_an_in_memory_store_sees_it_as_it_was_at_its_first_step(before, changes, at, reverse):
+def test_in_memory_scan_is_a_snapshot(before, changes, at, reverse):
+    """The scan sees the store as it was at its first step."""
     store = MemoryStore("s")
     for number, value in before.items():
         store.put(USER_TAG + b"%03d" % number, value)
@@ -739,7 +748,7 @@ def test_a_scan_of_an_in_memory_store_sees_it_as_it_was_at_its_first_step(before
     assert not store._scans
 
 
-def test_a_scan_that_the_garbage_collector_ends_in_the_middle_of_a_commit_holds_nothing_up():
+def test_scan_collected_during_a_commit_does_not_deadlock():
     store = MemoryStore("s")
     store.put(USER_TAG + b"a", b"1")
     store.commit({})

@@ -63,7 +63,7 @@ WINDOW = 'kind = "window"\nwindow_size_ms = {size}\nretention_ms = 100000\n{more
         ),
     ],
 )
-def test_a_changed_field_has_the_outcome_that_the_page_describes(before, after, outcome, why):
+def test_changed_field_has_its_documented_outcome(before, after, outcome, why):
     found = outcomes(topology(orders=before), topology(orders=after))
     assert found["orders"].outcome is outcome
     assert why in (found["orders"].reason or "")
@@ -71,7 +71,8 @@ def test_a_changed_field_has_the_outcome_that_the_page_describes(before, after, 
     assert (found["totals"].outcome, found["totals"].changed) == (Outcome.KEPT, ())
 
 
-def test_a_store_that_goes_to_another_ordinal_is_moved_and_others_are_new_or_left():
+def test_store_of_another_ordinal_is_moved():
+    """A renamed store is new, and the one of its old name is left."""
     head, first, second = OLD.format(orders="").split("[[subtopology]]\n")
     swapped = f"{head}[[subtopology]]\n{second}[[subtopology]]\n{first}"
     found = outcomes(topology(), topology(swapped))
@@ -87,7 +88,8 @@ def test_a_store_that_goes_to_another_ordinal_is_moved_and_others_are_new_or_lef
     }
 
 
-def test_another_count_of_partitions_is_refused_unless_the_log_is_another():
+def test_another_partition_count_is_refused():
+    """With another topic the store is rebuilt."""
     fewer = OLD.replace("partitions = 4", "partitions = 2", 1)
     assert outcomes(topology(), topology(fewer))["orders"].outcome is Outcome.REFUSED
     assert "its log has 4 partitions" in outcomes(topology(), topology(fewer))["orders"].reason

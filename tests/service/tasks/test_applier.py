@@ -191,7 +191,7 @@ def test_in_the_middle_of_a_compacted_replay_nothing_is_claimed(log):
     late.close()
 
 
-def test_a_replay_is_consistent_where_the_log_can_be_read_no_further():
+def test_replay_is_consistent_at_the_last_stable_offset():
     empty = Fold.after(CommittedOffset(0))
     gap = Batch(TP, [], 5, True, EndOffset(9, 0.0), 0, 0, "log")
     within = advance(CommittedOffset(0), gap, empty, None, 0.0)
@@ -201,18 +201,20 @@ def test_a_replay_is_consistent_where_the_log_can_be_read_no_further():
     assert (settled.consistent_position, settled.pending_end) == (5, None)
 
 
-def test_a_replica_that_is_told_that_its_gap_has_ended_is_consistent_though_nothing_new_came():
+def test_gap_ends_without_new_records():
+    """A replica is consistent as soon as a batch without records reaches the end."""
     store = MemoryStore("s")
     store.commit({TP: CommittedOffset(5, 1, pending_end=9, restored=True)})
     replica = Replica.opened(spec(1), TaskId(0, 0), store)
-    told = Batch(TP, [], 5, False, EndOffset(5, boot_ms()), 0, 0, "log", end_reached=True)
-    apply_batch(replica, told._replace(end_reached=False))
+    reported = Batch(TP, [], 5, False, EndOffset(5, boot_ms()), 0, 0, "log", end_reached=True)
+    apply_batch(replica, reported._replace(end_reached=False))
     assert store.committed_offset(TP).consistent_position == 1
-    apply_batch(replica, told)
+    apply_batch(replica, reported)
     assert store.committed_offset(TP).consistent_position == replica.view.progress.consistent_position == 5
 
 
-def test_what_follows_a_bad_record_of_the_same_batch_waits_for_it(log):
+def test_records_behind_a_bad_one_wait_for_it(log):
+    """They are in the same batch."""
     rows = [(b"k%03d" % number, b"1") for number in range(300)]
     log.append(*rows[:200], (b"bad", b"{"), *rows[200:])
     follower = Follower(log.changelog)
@@ -223,7 +225,8 @@ def test_what_follows_a_bad_record_of_the_same_batch_waits_for_it(log):
     follower.close()
 
 
-def test_a_replica_that_was_away_for_longer_than_tombstones_live_is_rebuilt(log):
+def test_replica_that_missed_tombstones_is_rebuilt(log):
+    """It was away for longer than tombstones live."""
     log.append((b"a", b"1"), (b"b", b"1"), age_ms=OLD_MS)
     away = Follower(log.changelog)
     away.poll()
@@ -265,7 +268,8 @@ def restarted(follower: Follower) -> Follower:
 
 
 @pytest.mark.parametrize(("away_ms", "trusted"), [(0.89 * LIFE_MS, True), (0.91 * LIFE_MS, False)])
-def test_a_replica_away_for_about_as_long_as_tombstones_live_is_rebuilt(log, pass_time, away_ms, trusted):
+def test_replica_away_for_a_tombstones_life_is_rebuilt(log, pass_time, away_ms, trusted):
+    """It is trusted where it was away for a little less."""
     log.append((b"a", b"1"))
     follower = Follower(KeepsTombstonesForATime(log.changelog))
     follower.poll()
@@ -278,7 +282,8 @@ def test_a_replica_away_for_about_as_long_as_tombstones_live_is_rebuilt(log, pas
     back.close()
 
 
-def test_a_replay_that_a_wrong_clock_dated_in_the_future_proves_nothing(log, pass_time):
+def test_replay_dated_in_the_future_proves_nothing(log, pass_time):
+    """A wrong clock dated the replay, so that tombstones may be missing and the replica is rebuilt."""
     log.append((b"a", b"1"))
     pass_time(1_000 * LIFE_MS)
     follower = Follower(KeepsTombstonesForATime(log.changelog))
@@ -320,7 +325,7 @@ def test_a_replica_of_an_idle_log_is_trusted_after_a_restart(log, pass_time, lif
     back.close()
 
 
-def test_a_replay_is_trusted_unless_it_takes_longer_than_tombstones_live(log, pass_time):
+def test_replay_longer_than_a_tombstones_life_is_rebuilt(log, pass_time):
     log.append(*((b"%d" % i, b"1") for i in range(9)), age_ms=OLD_MS)
     follower = Follower(KeepsTombstonesForATime(log.changelog))
     follower.poll(3)
@@ -335,7 +340,8 @@ def test_a_replay_is_trusted_unless_it_takes_longer_than_tombstones_live(log, pa
     follower.close()
 
 
-def test_a_replaced_log_is_noticed_even_when_it_has_grown_past_the_old_position(log):
+def test_replaced_log_is_noticed_beyond_the_old_offset(log):
+    """The new log has grown past the offset that the replica applied."""
     log.append((b"a", b"1"), (b"b", b"1"))
     follower = Follower(log.changelog)
     follower.poll()
@@ -360,7 +366,8 @@ def test_a_log_that_ends_before_the_position_is_noticed(log):
     follower.close()
 
 
-def test_a_log_that_was_given_more_partitions_makes_misses_worthless(log, caplog):
+def test_repartitioned_log_makes_misses_worthless(log, caplog):
+    """A restart knows it too, until the topology has the new count."""
     log.append((b"k", b"1"))
     follower = Follower(log.changelog)
     for partitions, worthless in ((1, False), (2, True)):
@@ -381,7 +388,8 @@ def test_a_log_that_was_given_more_partitions_makes_misses_worthless(log, caplog
     follower.close()
 
 
-def test_keys_that_another_partitioner_put_here_make_misses_worthless(tmp_path):
+def test_misplaced_key_makes_misses_worthless(tmp_path):
+    """A restart knows it too, unless the store's partitioner is another."""
     log = Log(tmp_path / "log", partitions=4)
     placed = Murmur2Partitioner()
     external = next(k for k in (b"k%d" % i for i in range(100)) if placed.partition(k, 4) != 0)
@@ -433,7 +441,7 @@ def test_age_is_that_of_the_oldest_writer_until_it_is_retired(log):
     follower.close()
 
 
-def test_time_lag_stays_small_while_nothing_is_written_and_grows_while_nobody_looks(log, pass_time):
+def test_time_lag_grows_only_while_the_log_is_not_polled(log, pass_time):
     log.append((b"a", b"1"))
     follower = Follower(log.changelog)
     follower.poll()
@@ -467,7 +475,9 @@ def test_time_lag_grows_while_the_log_cannot_be_reached(log, monkeypatch):
     follower.close()
 
 
-def test_a_new_query_under_the_same_name_does_not_inherit_what_the_old_one_said(log):
+def test_new_query_does_not_inherit_the_old_ones_age(log):
+    """Both write under the same name."""
+
     def beat(query: str, as_of_ms: int | None) -> None:
         value = Heartbeat(as_of_ms, query, 1).value()
         sqlite_partition.append_heartbeat(log.changelog.path(TP), writer="w", query_id=query, value=value)
@@ -487,7 +497,8 @@ def test_a_new_query_under_the_same_name_does_not_inherit_what_the_old_one_said(
 
 
 @pytest.mark.parametrize("ahead_ms", [1, 600_000])
-def test_a_moment_that_is_still_to_come_by_the_wall_clock_is_none(ahead_ms):
+def test_time_in_the_future_is_ignored(ahead_ms):
+    """A committed time that lies ahead of the wall clock proves nothing."""
     committed = CommittedOffset(5, 5, None, 1_000_000.0 + ahead_ms, {"w": 1_000_000 + ahead_ms}, None, True)
     progress = progress_at_open(committed, 50.0, 1_000_000.0)
     assert (progress.last_caught_up_boot_ms, progress.as_of_boot_ms) == (None, None)
@@ -498,7 +509,8 @@ def test_a_token_bounds_what_a_crashed_legacy_store_may_hold():
     assert (progress.position, progress.applying_to) == (10_000, 15_000)
 
 
-def test_what_failed_has_failed_until_a_commit_succeeds_also_while_nothing_is_written(log, monkeypatch):
+def test_failure_lasts_until_a_commit_succeeds(log, monkeypatch):
+    """Nothing new is read from the log meanwhile."""
     log.append((b"k", b"1"))
     follower = Follower(log.changelog)
     follower.poll()
@@ -509,7 +521,7 @@ def test_what_failed_has_failed_until_a_commit_succeeds_also_while_nothing_is_wr
     def refuse(offsets: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def look_again() -> None:
+    def recheck() -> None:
         # As the applier does with what failed a while ago.
         follower.applier._consumer.unassign(TP)
         follower.applier._consumer.assign(TP, 1)
@@ -517,10 +529,10 @@ def test_what_failed_has_failed_until_a_commit_succeeds_also_while_nothing_is_wr
 
     monkeypatch.setattr(replica.view.store, "commit", refuse)
     with pytest.raises(OSError, match="No space left"):
-        look_again()
+        recheck()
     assert replica.failure is not None
     monkeypatch.setattr(replica.view.store, "commit", commit)
-    look_again()
+    recheck()
     assert replica.failure is None
     follower.close()
 
@@ -599,7 +611,7 @@ def test_an_identity_that_could_not_be_kept_is_kept_later():
     assert (replica.view.log, kept) == ("the log", ["the log", "the log"])
 
 
-def test_a_log_that_is_gone_is_reported_once_and_no_lag_of_it_is_claimed(log, pass_time, caplog):
+def test_missing_log_is_reported_once_without_a_lag(log, pass_time, caplog):
     caplog.set_level("INFO")
     log.append((b"a", b"1"))
     follower = Follower(log.changelog)
@@ -648,7 +660,9 @@ def test_the_lag_behind_a_damaged_record_is_known(log, pass_time):
     follower.close()
 
 
-def test_a_reason_that_concerns_many_is_logged_once_and_of_many_reasons_a_few(caplog):
+def test_shared_read_failure_is_logged_once(caplog):
+    """Of many reasons a few are logged."""
+
     class Failing:
         """A consumer of partitions of which none can be read."""
 

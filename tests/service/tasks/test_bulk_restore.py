@@ -108,7 +108,7 @@ def test_a_restored_store_equals_the_fold_and_stands_at_the_end(changelog, folde
     reopened.close()
 
 
-def test_the_time_that_is_left_is_told_by_the_pace_so_far(changelog, tmp_path, monkeypatch):
+def test_the_time_that_is_left_follows_from_the_pace_so_far(changelog, tmp_path, monkeypatch):
     now_ms = 1_000.0
     monkeypatch.setattr(restoration, "boot_ms", lambda: now_ms)
     replica = Restore(changelog, tmp_path).replica
@@ -123,9 +123,8 @@ def test_the_time_that_is_left_is_told_by_the_pace_so_far(changelog, tmp_path, m
     replica.view.store.close()
 
 
-def test_what_a_killed_worker_left_of_a_file_that_a_store_took_over_is_not_written_to(
-    changelog, folded, tmp_path, monkeypatch
-):
+def test_leftover_link_to_an_ingested_file_is_not_written_to(changelog, folded, tmp_path, monkeypatch):
+    """A killed worker leaves a file that a store has taken over by link."""
     monkeypatch.setattr(bulk_restore, "MOST_BYTES_IN_MEMORY", 3 << 20)
     (tmp_path / "scratch").mkdir()
     taken_over = tmp_path / "taken-over.sst"
@@ -160,7 +159,7 @@ def test_a_killed_process_costs_a_retry_and_never_a_gap(changelog, folded, tmp_p
     restore.close()
 
 
-def test_a_file_that_does_not_begin_where_the_store_is_is_dropped(changelog, folded, tmp_path, monkeypatch):
+def test_file_that_does_not_continue_the_store_is_dropped(changelog, folded, tmp_path, monkeypatch):
     monkeypatch.setattr(restoration, "_RETRY_S", 0.05)
     restore = Restore(changelog, tmp_path)
     restore.bulk.submit(restore.replica)
@@ -219,7 +218,7 @@ def test_a_job_that_cannot_be_done_is_tried_again(changelog, folded, tmp_path, m
     restore.close()
 
 
-def test_misses_are_worthless_where_a_restore_met_keys_of_another_partitioner(changelog, tmp_path):
+def test_restored_misplaced_key_makes_misses_worthless(changelog, tmp_path):
     # All keys are in partition 0 of 2.
     restore = Restore(changelog, tmp_path, dataclasses.replace(SPEC, partitions=2))
     restore.bulk.submit(restore.replica)
@@ -228,7 +227,8 @@ def test_misses_are_worthless_where_a_restore_met_keys_of_another_partitioner(ch
     restore.close()
 
 
-def test_a_restore_that_no_process_can_be_started_for_is_given_up_and_says_why(changelog, tmp_path, monkeypatch):
+def test_restore_without_any_process_is_given_up(changelog, tmp_path, monkeypatch):
+    """The failure names the reason."""
     monkeypatch.setattr(restoration, "_RETRY_S", 0.01)
     monkeypatch.setattr(bulk_restore.sys, "executable", str(tmp_path / "gone"))
     restore = Restore(changelog, tmp_path)
@@ -256,7 +256,7 @@ def test_a_process_that_cannot_be_started_is_started_later(changelog, folded, tm
     restore.close()
 
 
-def test_a_file_that_the_disk_refuses_is_told_and_made_again(changelog, folded, tmp_path, monkeypatch, caplog):
+def test_a_file_that_the_disk_refuses_is_logged_and_made_again(changelog, folded, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(restoration, "_RETRY_S", 0.05)
     restore = Restore(changelog, tmp_path)
     ingest, refusals = restore.replica.view.store.ingest, [OSError(errno.ENOSPC, "No space left on device")]
@@ -291,7 +291,7 @@ def test_a_full_disk_delays_a_restore_and_makes_it_no_slower(changelog, folded, 
         restore.close()
 
 
-def test_a_file_that_does_not_fit_is_not_left_and_the_next_attempt_waits_longer(tmp_path, monkeypatch):
+def test_file_without_room_is_removed_and_retried_later(tmp_path, monkeypatch):
     monkeypatch.setattr(restoration, "_RETRY_S", 300.0)
     changelog = SqliteChangelog(tmp_path)
     changelog.ensure_topic("log", 1)
@@ -311,7 +311,8 @@ def test_a_file_that_does_not_fit_is_not_left_and_the_next_attempt_waits_longer(
 
 
 @pytest.mark.parametrize("shift", range(8))
-def test_a_restore_keeps_to_its_memory_whatever_the_pattern_of_sizes(tmp_path, shift):
+def test_restore_stays_within_its_memory(tmp_path, shift):
+    """The sizes of values may follow any pattern."""
     changelog = SqliteChangelog(tmp_path)
     changelog.ensure_topic("log", 1)
     rows = [(b"k%d" % i, b"1" if i % 8 == shift else b'"%b"' % (b"x" * 2_000), 0) for i in range(8_000)]
@@ -325,7 +326,7 @@ def test_a_restore_keeps_to_its_memory_whatever_the_pattern_of_sizes(tmp_path, s
     assert end.path is None
 
 
-def test_records_without_a_checksum_are_counted_in_a_restore_too(tmp_path):
+def test_restored_records_without_a_checksum_are_counted(tmp_path):
     changelog = SqliteChangelog(tmp_path)
     changelog.ensure_topic("log", 1)
     rows = [(*record(offset), 0) for offset in range(4_000)]
@@ -340,7 +341,7 @@ def test_records_without_a_checksum_are_counted_in_a_restore_too(tmp_path):
     restore.close()
 
 
-def test_a_process_that_hangs_is_killed_and_another_does_its_work(changelog, folded, tmp_path, monkeypatch):
+def test_hung_restore_process_is_killed_and_replaced(changelog, folded, tmp_path, monkeypatch):
     monkeypatch.setattr(restoration, "_RETRY_S", 0.01)
     monkeypatch.setattr(bulk_restore, "_SILENCE_MS", 300.0)
     restore = Restore(changelog, tmp_path)
@@ -356,7 +357,7 @@ def test_a_process_that_hangs_is_killed_and_another_does_its_work(changelog, fol
     restore.close()
 
 
-def test_a_restored_store_has_filters_for_what_it_does_not_contain(changelog, tmp_path):
+def test_restored_store_has_bloom_filters(changelog, tmp_path):
     restore = Restore(changelog, tmp_path)
     restore.bulk.submit(restore.replica)
     content = restore.finish()
@@ -366,7 +367,7 @@ def test_a_restored_store_has_filters_for_what_it_does_not_contain(changelog, tm
     restore.close()
 
 
-def test_a_process_that_is_started_while_all_are_ended_is_ended_too(changelog, tmp_path):
+def test_process_started_during_a_stop_is_killed(changelog, tmp_path):
     restore = Restore(changelog, tmp_path)
     bulk = restore.bulk
     bulk.stop()
@@ -376,7 +377,8 @@ def test_a_process_that_is_started_while_all_are_ended_is_ended_too(changelog, t
     restore.replica.view.store.close()
 
 
-def test_a_restore_whose_processes_keep_dying_is_given_up_and_says_why(changelog, tmp_path, monkeypatch):
+def test_restore_with_dying_processes_is_given_up(changelog, tmp_path, monkeypatch):
+    """The failure names the reason."""
     monkeypatch.setattr(restoration, "_RETRY_S", 0.01)
     monkeypatch.setattr(bulk_restore.sys, "executable", "/bin/false")
     restore = Restore(changelog, tmp_path)
@@ -388,7 +390,8 @@ def test_a_restore_whose_processes_keep_dying_is_given_up_and_says_why(changelog
     restore.close()
 
 
-def test_a_restore_whose_processes_fail_for_good_is_given_up_and_says_why(changelog, tmp_path, monkeypatch):
+def test_restore_with_a_lasting_error_is_given_up(changelog, tmp_path, monkeypatch):
+    """The failure is the process's own error."""
     monkeypatch.setattr(restoration, "_RETRY_S", 0.01)
     report = RestoreReport(1, error="UnsupportedCodecError: of a later year", lasting=True)
     child = tmp_path / "child"

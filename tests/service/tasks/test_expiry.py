@@ -31,7 +31,7 @@ def times(spec: StoreSpec, end_ms: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("spec", [WINDOWS, SESSIONS], ids=["windows", "sessions"])
-def test_what_ends_too_long_before_stream_time_goes_and_nothing_else(spec):
+def test_sweep_removes_exactly_what_is_past_retention(spec):
     replica, expiry = Replica.opened(spec, TaskId(0, 0), MemoryStore("s")), Expiry()
     for end_ms in range(0, 20_001, 100):
         for key in (b"a", b"b"):
@@ -53,7 +53,8 @@ WRITTEN = st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), st.integers(0,
 
 @settings(deadline=None)
 @given(written=WRITTEN, at_once=st.integers(2, 7), sweeps=st.integers(0, 10))
-def test_versions_go_that_were_replaced_before_history_begins_and_no_others(written, at_once, sweeps):
+def test_sweep_removes_exactly_versions_beyond_history(written, at_once, sweeps):
+    """They were replaced before the history that is kept begins."""
     replica, expiry = Replica.opened(VERSIONS, TaskId(0, 0), MemoryStore("s")), Expiry()
     with patch("forebay_worker.tasks.expiry._ENTRIES_PER_SWEEP", at_once):
         for number, (key, hundreds) in enumerate(written):
@@ -100,7 +101,8 @@ def test_a_rebuilt_store_is_swept_by_its_own_stream_time(in_the_middle):
 
 
 @pytest.mark.parametrize("spec", [VERSIONS, WINDOWS], ids=["versions", "windows"])
-def test_what_a_shorter_retention_deleted_is_known_to_be_missing_under_a_longer_one(spec):
+def test_history_lost_to_a_shorter_retention_stays_lost(spec):
+    """A longer retention does not make the deleted entries count as absent."""
     tp = TopicPartition("t", 0)
     replica = Replica.opened(spec, TaskId(0, 0), MemoryStore("s"))
     for at_ms in (1_000, 2_000, 5_000):

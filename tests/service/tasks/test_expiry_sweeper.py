@@ -12,7 +12,7 @@ from tests.support.cluster import wait_until
 from tests.support.held_tasks import PARTITIONS, TASKS, TOPOLOGY, applied, offsets, started
 
 
-def test_a_sweep_over_many_stores_ends_in_time_and_goes_on_where_it_ended(tmp_path, changelog, monkeypatch):
+def test_sweep_over_many_stores_ends_in_time_and_resumes(tmp_path, changelog, monkeypatch):
     swept: list[TaskId] = []
 
     def sweep(self: Expiry, replica: Replica) -> int:

@@ -5,7 +5,8 @@ from contextlib import ExitStack
 from forebay_worker.tasks.key_watchers import KeyWatchers
 
 
-async def test_only_those_who_watch_a_changed_key_are_woken_in_the_loop_of_theirs():
+async def test_only_a_changed_keys_watchers_wake():
+    """They wake in their own event loop."""
     key_watchers = KeyWatchers()
     woken: list[tuple[str, int]] = []
     done = asyncio.Event()
@@ -26,7 +27,8 @@ async def test_only_those_who_watch_a_changed_key_are_woken_in_the_loop_of_their
     assert woken == [("a", threading.get_ident()), ("last", threading.get_ident())]
 
 
-async def test_a_key_watched_by_many_wakes_all_with_turns_for_others_in_between():
+async def test_hot_keys_watchers_wake_in_several_turns():
+    """Others have their turn in between."""
     key_watchers = KeyWatchers()
     woken: list[int] = []
     turns: list[int] = []

@@ -196,7 +196,7 @@ STEPS = st.lists(
 @given(steps=STEPS)
 @example(steps=[("append", [(b"a", 1, b"1"), (b"a", 1, b"2")]), ("append", [(b"b", 0, b"0")]), ("compact", None)])
 @example(steps=[("append", [(b"a", 1, b"1"), (b"b", 1, b"1")]), ("poll", (0, 5)), ("sweep", 0)])
-def test_every_replica_has_the_highest_orders_however_it_came_by_the_log(
+def test_every_replica_has_the_highest_orders(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, Any]]
 ) -> None:
     """Live or in bulk, in any slices, from any restart, whatever any compaction removed in between."""
@@ -225,7 +225,8 @@ def test_every_replica_has_the_highest_orders_however_it_came_by_the_log(
         follower.close()
 
 
-def test_a_sweep_leaves_one_entry_of_each_key_even_where_a_deletion_is_the_latest(tmp_path: Path) -> None:
+def test_sweep_leaves_one_entry_of_each_key(tmp_path: Path) -> None:
+    """A tombstone that has the highest order stays."""
     log = Log(tmp_path / "log")
     log.append((b"a", 1, b"1"), (b"a", 3, None), (b"a", 2, b"2"), (b"b", 1, b"1"), (b"b", 1, b"2"))
     follower = Follower(log, tmp_path / "0")
@@ -242,7 +243,8 @@ def test_a_sweep_leaves_one_entry_of_each_key_even_where_a_deletion_is_the_lates
     follower.close()
 
 
-def test_a_record_without_an_order_stops_the_replica_with_a_remedy(tmp_path: Path) -> None:
+def test_record_without_an_order_stops_the_replica(tmp_path: Path) -> None:
+    """The error names the remedy."""
     log = Log(tmp_path / "log")
     log.append((b"a", 1, b"1"))
     sqlite_partition.append_batch(

@@ -31,7 +31,7 @@ from tests.support.held_tasks import (
 )
 
 
-def test_the_offsets_of_all_on_disk_are_known_before_any_store_is_open(tmp_path, changelog):
+def test_offsets_on_disk_are_known_before_opening(tmp_path, changelog):
     fill(tmp_path, changelog)
 
     with started(tmp_path, changelog, SlowOpener) as manager:
@@ -45,7 +45,8 @@ def test_the_offsets_of_all_on_disk_are_known_before_any_store_is_open(tmp_path,
         assert all(copy.checked for copy in manager.copies(lambda replica: 0).values())
 
 
-def test_what_restore_processes_left_is_deleted_before_any_store_needs_the_room(tmp_path, changelog):
+def test_leftover_restore_files_are_deleted_at_the_start(tmp_path, changelog):
+    """No store has been opened yet."""
     left = tmp_path / "state" / "app" / ".restore" / "1-0.sst"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half of a file")
@@ -53,7 +54,7 @@ def test_what_restore_processes_left_is_deleted_before_any_store_needs_the_room(
         assert not left.exists()
 
 
-def test_what_is_assigned_active_while_stores_are_opened_is_opened_next(tmp_path, changelog, monkeypatch):
+def test_newly_active_task_is_opened_next(tmp_path, changelog, monkeypatch):
     fill(tmp_path, changelog)
     monkeypatch.setattr("forebay_worker.tasks.manager._OPENING_TURN_MS", 0.001)
 
@@ -68,7 +69,7 @@ def test_what_is_assigned_active_while_stores_are_opened_is_opened_next(tmp_path
         wait_until(lambda: manager.matches_assignment, "all stores open")
 
 
-def test_what_is_open_is_followed_while_others_are_still_to_be_opened(tmp_path, changelog, monkeypatch):
+def test_opened_store_is_followed_while_others_open(tmp_path, changelog, monkeypatch):
     fill(tmp_path, changelog)
     monkeypatch.setattr("forebay_worker.tasks.manager._OPENING_TURN_MS", 0.001)
 
@@ -82,7 +83,7 @@ def test_what_is_open_is_followed_while_others_are_still_to_be_opened(tmp_path, 
         wait_until(lambda: manager.matches_assignment, "all stores open")
 
 
-def test_a_role_that_was_lost_while_stores_were_opened_does_not_come_back(tmp_path, changelog):
+def test_role_lost_during_opening_does_not_return(tmp_path, changelog):
     with started(tmp_path, changelog, SlowOpener) as manager:
         manager.hold(TASKS[:1], ())
         SlowOpener.let.release()
@@ -124,7 +125,8 @@ def test_a_store_that_cannot_be_opened_keeps_no_other_closed(tmp_path, changelog
         assert not manager.matches_assignment
 
 
-def test_a_store_that_another_process_has_open_keeps_no_other_closed_and_is_told(tmp_path, changelog, monkeypatch):
+def test_locked_store_is_reported_and_blocks_no_other(tmp_path, changelog, monkeypatch):
+    """Another process has it open."""
     monkeypatch.setattr("forebay_worker.tasks.manager._REOPEN_MS", 50.0)
     fill(tmp_path, changelog)
     locked = tmp_path / "state" / "app" / str(TASKS[1])
@@ -136,10 +138,10 @@ def test_a_store_that_another_process_has_open_keeps_no_other_closed_and_is_told
         holder.stdout.readline()
         with started(tmp_path, changelog, StoreFactory) as manager:
             wait_until(lambda: held(manager) == set(TASKS) - {TASKS[1]}, "all others are open")
-            told = (
+            reported = (
                 f"The state directory {locked} cannot be opened: Resource temporarily unavailable. End the process"
             )
-            assert manager.storage_fault.startswith(told)
+            assert manager.storage_fault.startswith(reported)
             # Of this task, another worker's copy counts.
             assert (applied(manager).keys(), manager.machine_storage_fault) == (set(TASKS) - {TASKS[1]}, None)
             holder.kill()
@@ -147,7 +149,7 @@ def test_a_store_that_another_process_has_open_keeps_no_other_closed_and_is_told
             assert manager.storage_fault is None
 
 
-def test_what_was_on_disk_and_never_opened_is_deleted_once_it_is_released_for_long(tmp_path, changelog, caplog):
+def test_released_state_on_disk_is_deleted_unopened(tmp_path, changelog, caplog):
     caplog.set_level(logging.INFO)
     fill(tmp_path, changelog)
     with started(tmp_path, changelog, SlowOpener, cleanup_ms=50) as manager:
@@ -165,7 +167,8 @@ def test_what_was_on_disk_and_never_opened_is_deleted_once_it_is_released_for_lo
         assert [path.name for path in left.glob("0_*")] == [str(TASKS[0])]
 
 
-def test_a_task_on_disk_that_lacks_a_store_is_told_of_only_while_it_is_held(tmp_path, changelog):
+def test_task_lacking_a_store_has_offsets_once_held(tmp_path, changelog):
+    """Its offsets on disk are not reported before, since a store is missing."""
     fill(tmp_path, changelog)
     changelog.ensure_topic(TWO_STORES.stores["b"].topic, PARTITIONS)
     with started(tmp_path, changelog, SlowOpener, topology=TWO_STORES) as manager:
@@ -174,7 +177,7 @@ def test_a_task_on_disk_that_lacks_a_store_is_told_of_only_while_it_is_held(tmp_
         wait_until(lambda: applied(manager) == offsets(), "all stores open")
 
 
-def test_a_task_that_could_be_neither_opened_nor_closed_is_opened_later(tmp_path, changelog, monkeypatch):
+def test_task_neither_opened_nor_closed_is_retried(tmp_path, changelog, monkeypatch):
     monkeypatch.setattr("forebay_worker.tasks.manager._REOPEN_MS", 50.0)
     refusals = [OSError(errno.ENOSPC, "No space left on device")] * 4
 
@@ -200,7 +203,7 @@ def test_a_task_that_could_be_neither_opened_nor_closed_is_opened_later(tmp_path
         assert refusals == []
 
 
-def test_a_task_that_could_not_be_opened_and_went_elsewhere_is_deleted(tmp_path, changelog):
+def test_unopenable_task_assigned_elsewhere_is_deleted(tmp_path, changelog):
     fill(tmp_path, changelog)
     futures = threading.Event()
 
@@ -236,7 +239,7 @@ def test_what_could_not_be_deleted_is_deleted_later(tmp_path, changelog, monkeyp
     assert "could not be deleted, and will be later" in caplog.text
 
 
-def test_state_is_kept_for_as_long_after_its_task_was_last_wanted(tmp_path, monkeypatch):
+def test_cleanup_delay_counts_from_the_last_assignment(tmp_path, monkeypatch):
     now_ms = [0.0]
     monkeypatch.setattr("forebay_worker.tasks.task_cleanup.epoch_ms", lambda: now_ms[0])
     directory = StateDirectory(tmp_path / "state", "app")
@@ -251,7 +254,7 @@ def test_state_is_kept_for_as_long_after_its_task_was_last_wanted(tmp_path, monk
     directory.close()
 
 
-def test_a_worker_that_is_often_restarted_deletes_what_was_released_long_ago(tmp_path, changelog, monkeypatch):
+def test_cleanup_delay_counts_across_restarts(tmp_path, changelog, monkeypatch):
     now_ms = [1_000_000.0]
     monkeypatch.setattr("forebay_worker.tasks.task_cleanup.epoch_ms", lambda: now_ms[0])
     fill(tmp_path, changelog)
@@ -267,7 +270,7 @@ def test_a_worker_that_is_often_restarted_deletes_what_was_released_long_ago(tmp
         wait_until(lambda: not state.exists(), "the deletion")
 
 
-def test_what_was_held_until_the_end_is_not_yet_released_at_the_next_start(tmp_path, changelog, monkeypatch):
+def test_state_held_until_the_end_is_not_deleted_at_the_start(tmp_path, changelog, monkeypatch):
     now_ms = [1_000_000.0]
     monkeypatch.setattr("forebay_worker.tasks.task_cleanup.epoch_ms", lambda: now_ms[0])
     fill(tmp_path, changelog)
@@ -282,7 +285,7 @@ def test_what_was_held_until_the_end_is_not_yet_released_at_the_next_start(tmp_p
         assert len(list((tmp_path / "state" / "app").glob("0_*"))) == PARTITIONS
 
 
-def test_a_store_that_left_the_topology_is_deleted_after_the_delay(tmp_path, changelog, monkeypatch, caplog):
+def test_store_outside_the_topology_is_deleted_when_due(tmp_path, changelog, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     now_ms = [1_000_000.0]
     monkeypatch.setattr("forebay_worker.tasks.task_cleanup.epoch_ms", lambda: now_ms[0])
@@ -305,7 +308,7 @@ def test_a_store_that_left_the_topology_is_deleted_after_the_delay(tmp_path, cha
 
 
 @pytest.mark.parametrize("written", ["[]", "x", '{"released": 5}', '{"released": [[0, 0], ["a", 0, "", 1]]}'])
-def test_a_damaged_record_of_releases_only_makes_the_delay_count_anew(tmp_path, changelog, written):
+def test_damaged_release_record_restarts_the_delay(tmp_path, changelog, written):
     fill(tmp_path, changelog)
     (tmp_path / "state" / "app" / "released.json").write_text(written)
     with started(tmp_path, changelog, StoreFactory, cleanup_ms=50) as manager:
@@ -315,9 +318,7 @@ def test_a_damaged_record_of_releases_only_makes_the_delay_count_anew(tmp_path, 
 
 
 @pytest.mark.parametrize(("supplier", "counts"), [("rocksdb", True), ("memory", False)])
-def test_what_is_released_counts_as_far_as_it_was_applied_unless_it_was_in_memory(
-    tmp_path, changelog, supplier, counts
-):
+def test_released_task_keeps_its_offset_unless_in_memory(tmp_path, changelog, supplier, counts):
     [subtopology] = TOPOLOGY.subtopologies
     stores = (replace(subtopology.stores[0], supplier=supplier),)
     topology = replace(TOPOLOGY, subtopologies=(replace(subtopology, stores=stores),))

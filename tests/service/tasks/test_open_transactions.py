@@ -41,7 +41,7 @@ def test_an_open_transaction_is_time_lag_and_withholds_no_role(pass_time):
     assert replica.view.progress.open_transaction_records == 0
 
 
-def test_a_transaction_open_for_longer_than_tombstones_live_costs_no_rebuild(pass_time):
+def test_long_transaction_costs_no_rebuild(pass_time):
     """Compaction removes nothing that could not be read yet, and the store says when it last read all."""
     replica = Replica.opened(SPEC, TaskId(0, 0), MemoryStore("s"))
     apply_batch(replica, batch(1, (b"a", b"1", False)))
@@ -60,7 +60,7 @@ def test_a_transaction_open_for_longer_than_tombstones_live_costs_no_rebuild(pas
         assert each.view.progress.position == 4
 
 
-def test_a_transaction_that_was_open_is_time_lag_after_a_restart_too():
+def test_open_transaction_is_time_lag_after_a_restart():
     now = 1_000_000.0
     held_back = CommittedOffset(5, 5, None, now - 9_000, end_reached_epoch_ms=now - 10)
     progress = progress_at_open(held_back, 50_000.0, now)
@@ -68,13 +68,13 @@ def test_a_transaction_that_was_open_is_time_lag_after_a_restart_too():
     assert progress.end_reached_boot_ms == 49_990.0
 
 
-def test_the_time_lag_of_what_0_1_wrote_is_unknown_until_the_log_is_reached():
+def test_time_lag_from_version_0_1_is_unknown():
     """It took the last stable offset for the log's end."""
     progress = progress_at_open(CommittedOffset(5, 5, None, 1_000_000.0), 50.0, 1_000_000.0)
     assert (progress.last_caught_up_boot_ms, progress.end_reached_boot_ms) == (None, 50.0)
 
 
-def test_a_transaction_that_stays_open_is_logged_once_and_when_it_ends(caplog, pass_time):
+def test_lasting_transaction_is_logged_once_and_at_its_end(caplog, pass_time):
     caplog.set_level("INFO")
     replica, noted = Replica.opened(SPEC, TaskId(0, 0), MemoryStore("s")), OpenTransactions()
     apply_batch(replica, batch(1, (b"a", b"1", False)))
@@ -91,7 +91,7 @@ def test_a_transaction_that_stays_open_is_logged_once_and_when_it_ends(caplog, p
     assert caplog.messages[1:] == [f"{TP}: the transaction that held it back was ended"]
 
 
-def test_transactions_that_follow_each_other_are_not_one_that_stays_open(pass_time):
+def test_successive_transactions_are_not_a_lasting_one(pass_time):
     replica = Replica.opened(SPEC, TaskId(0, 0), MemoryStore("s"))
     for position in range(1, 10):
         apply_batch(replica, batch(position))

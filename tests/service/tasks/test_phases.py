@@ -50,7 +50,8 @@ def test_a_phase_follows_only_those_of_the_diagram(before, after):
             check_transition(before, after)
 
 
-def test_what_is_served_during_a_rebuild_has_the_role_of_its_replica():
+def test_predecessor_has_its_replicas_role():
+    """What is served during a rebuild is active or standby as its replica is."""
     replica = Replica.opened(TOPOLOGY.stores["a"], TASKS[0], MemoryStore("a"))
     former = dataclasses.replace(replica)
     # By another thread, once the copy was made.

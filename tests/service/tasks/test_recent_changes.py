@@ -24,7 +24,8 @@ def test_what_changed_since_an_offset_is_known_by_batch():
     assert recent.since(13, ELSEWHERE) is None
 
 
-def test_a_replay_from_the_beginning_proves_nothing_to_followers_of_others_until_its_end():
+def test_replay_proves_no_changes_before_its_end():
+    """Followers of another replica's changes cannot go on from it."""
     recent = of_position(0)
     recent.note([b"a"], 5, end_reached=False)
     recent.note([b"b"], 8, end_reached=True)
@@ -35,7 +36,8 @@ def test_a_replay_from_the_beginning_proves_nothing_to_followers_of_others_until
     assert len(recent.since(0, recent.nonce) or ()) == 3
 
 
-def test_memory_is_bounded_and_what_was_forgotten_is_known_to_be(monkeypatch):
+def test_recent_changes_are_bounded(monkeypatch):
+    """What was dropped is known to be missing."""
     monkeypatch.setattr("forebay_worker.tasks.recent_changes._PROCESS_BYTES", 0)
     recent = of_position(1)
     for offset in range(1, 201):

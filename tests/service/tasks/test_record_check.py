@@ -73,7 +73,7 @@ def batch(*rows: tuple[bytes | None, bytes | None]) -> Batch:
         (spec(kind="window", window_size_ms=1, retention_ms=1), b"1234567", b"1", ""),
     ],
 )
-def test_a_record_that_does_not_fit_is_named_by_topic_partition_and_offset(store, key, value, complaint):
+def test_bad_record_is_named_by_topic_partition_and_offset(store, key, value, complaint):
     found = fitting(store, batch((key, value)))
     assert (found.batch.records, found.batch.position) == ([], 7)
     assert "offset 7 of 'clicks', partition 0, does not fit the store 's'" in str(found.stopped_by)
@@ -99,14 +99,16 @@ def test_a_record_that_fits_is_left_as_it_is(store, key, value):
     assert fitting(store, whole) == (whole, 0, None)
 
 
-def test_what_comes_before_a_bad_record_is_applied_and_what_comes_after_it_is_not():
+def test_records_before_a_bad_one_are_applied():
+    """The ones behind it are not."""
     found = fitting(STOPS, batch((b"a", b"1"), (b"b", b"NaN"), (b"c", b"3")))
     assert [record[1] for record in found.batch.records] == [b"a"]
     assert found.batch.position == 8
     assert "offset 8 of 'clicks'" in str(found.stopped_by)
 
 
-def test_a_replica_that_stops_in_the_middle_of_a_replay_is_at_no_point_of_history():
+def test_replica_stopped_within_a_replay_is_inconsistent():
+    """It is at no point of the log's history."""
     # What compaction took had its successor beyond the bad record, where the log was read to its end.
     read = batch((b"b", b"1"), (b"c", b"{bad"), (b"a", b"2"))
     read = read._replace(gap=True, end_reached=True, end=EndOffset(read.position, 0.0))
@@ -131,7 +133,7 @@ def test_values_are_checked_whoever_is_said_to_write_them(value, bad):
     assert not spec(value="bytes", external=False).validated
 
 
-def test_bad_records_that_are_left_out_are_counted_and_the_position_passes_them():
+def test_skipped_records_are_counted_and_passed():
     found = fitting(SKIPS, batch((b"a", b"1"), (None, b"2"), (b"b", b"NaN"), (b"c", b"3")))
     assert [record[1] for record in found.batch.records] == [b"a", b"c"]
     assert (found.batch.position, found.skipped, found.stopped_by) == (11, 2, None)
@@ -194,9 +196,7 @@ def content(replica: Replica) -> dict[bytes, bytes]:
     return {key[1:]: value for key, value in replica.view.store.scan(USER_TAG, END_OF_USER_KEYS)}
 
 
-def test_an_applier_stops_before_a_bad_record_and_goes_on_once_it_may_be_left_out(
-    log, replica, monkeypatch, caplog
-):
+def test_applier_stops_at_a_bad_record_until_it_may_skip(log, replica, monkeypatch, caplog):
     monkeypatch.setattr("forebay_worker.tasks.applier._RETRY_MS", 20.0)
     applier = Applier(log.changelog, 10, 0, lambda error: None, no_damage, lambda: None)
     follow, tried = applier._assign, []
@@ -231,7 +231,7 @@ def test_an_applier_stops_before_a_bad_record_and_goes_on_once_it_may_be_left_ou
         applier.stop()
 
 
-def test_what_is_skipped_counts_once_however_often_its_commit_is_refused(replica, monkeypatch):
+def test_skipped_record_counts_once_despite_failed_commits(replica, monkeypatch):
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -246,9 +246,8 @@ def test_what_is_skipped_counts_once_however_often_its_commit_is_refused(replica
     assert replica.records_skipped == 1
 
 
-def test_a_restore_process_leaves_a_bad_record_to_the_applier_and_goes_on_where_it_may_be_left_out(
-    log, replica, tmp_path
-):
+def test_bulk_restore_leaves_a_bad_record_to_the_applier(log, replica, tmp_path):
+    """It goes on itself where the record may be skipped."""
     done: list[object] = []
 
     def take(event: RestoreEvent) -> None:

@@ -36,7 +36,8 @@ from tests.support.held_tasks import (
 )
 
 
-def test_what_was_set_aside_is_kept_until_the_rebuild_is_done_even_by_a_later_process(tmp_path, changelog):
+def test_set_aside_store_is_kept_until_the_rebuild_is_done(tmp_path, changelog):
+    """A later process keeps it too."""
     fill(tmp_path, changelog)
     directory = StateDirectory(tmp_path / "state", "app")
     asides = [directory.set_aside(TASKS[0], "a")]
@@ -54,9 +55,8 @@ def test_what_was_set_aside_is_kept_until_the_rebuild_is_done_even_by_a_later_pr
         assert manager.replicas["a", 0].view.restored
 
 
-def test_a_replica_far_behind_that_missed_tombstones_is_rebuilt_and_resurrects_no_key(
-    tmp_path, changelog, monkeypatch
-):
+def test_lagging_replica_that_missed_tombstones_is_rebuilt(tmp_path, changelog, monkeypatch):
+    """No deleted key comes back."""
     monkeypatch.setattr("forebay_worker.tasks.recovery.BULK_RESTORE_RECORDS", 20)
     tp = TopicPartition(TOPIC, 0)
 
@@ -79,7 +79,7 @@ def test_a_replica_far_behind_that_missed_tombstones_is_rebuilt_and_resurrects_n
         assert store.get(USER_TAG + b"deleted") is None
 
 
-def test_a_store_that_missed_tombstones_serves_until_its_rebuild_is_done(tmp_path, changelog):
+def test_predecessor_serves_until_the_rebuild_is_done(tmp_path, changelog):
     """After a weekend's shutdown there is no other copy: the old one answers, with the lag that it has."""
     fill(tmp_path, changelog)
     append(changelog, 0, 2, [(b"k", None, 0), (b'"new"', b"2", 0)])
@@ -104,7 +104,8 @@ def test_a_store_that_missed_tombstones_serves_until_its_rebuild_is_done(tmp_pat
         wait_until(lambda: not list((tmp_path / "state/app/.set-aside").iterdir()), "the old store's removal")
 
 
-def test_an_old_store_that_cannot_be_read_is_served_no_longer_and_its_rebuild_goes_on(tmp_path, changelog):
+def test_corrupted_predecessor_is_dropped(tmp_path, changelog):
+    """An old store that cannot be read is served no longer, and its rebuild goes on."""
     fill(tmp_path, changelog)
     append(changelog, 0, 2, [(b"k", None, 0), (b'"new"', b"2", 0)])
     changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
@@ -123,9 +124,8 @@ def test_an_old_store_that_cannot_be_read_is_served_no_longer_and_its_rebuild_go
 
 
 @pytest.mark.parametrize("restore_processes", [0, 1])
-def test_a_log_that_was_compacted_is_replayed_once_however_many_polls_that_takes(
-    tmp_path, changelog, monkeypatch, caplog, restore_processes
-):
+def test_compacted_log_is_replayed_once(tmp_path, changelog, monkeypatch, caplog, restore_processes):
+    """It may take many polls, and is no cause for a rebuild."""
     monkeypatch.setattr("forebay_worker.tasks.recovery.BULK_RESTORE_RECORDS", 20)
     monkeypatch.setattr("forebay_worker.tasks.applier.MAX_RECORDS_PER_POLL", 3)
     append(changelog, 0, 2, [(b"k%d" % i, b"1", 0) for i in range(30)])
@@ -141,7 +141,7 @@ def test_a_log_that_was_compacted_is_replayed_once_however_many_polls_that_takes
     assert "it is rebuilt" not in caplog.text
 
 
-def test_a_log_that_is_compacted_in_the_middle_of_a_replay_brings_nothing_back(tmp_path, changelog, caplog):
+def test_compaction_within_a_replay_resurrects_no_key(tmp_path, changelog, caplog):
     append(changelog, 0, 2, [(b"early", None, 0), (b"deleted", b"1", 0), (b"k", b"1", 0)])
     changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
     with started(tmp_path, changelog, StoreFactory) as manager:
@@ -157,9 +157,8 @@ def test_a_log_that_is_compacted_in_the_middle_of_a_replay_brings_nothing_back(t
     assert "it is rebuilt" in caplog.text
 
 
-def test_a_replica_whose_logs_end_was_not_known_when_it_was_opened_is_restored_in_bulk_later(
-    tmp_path, changelog, monkeypatch
-):
+def test_late_end_offset_starts_a_bulk_restore(tmp_path, changelog, monkeypatch):
+    """The end offset was unknown when the replica was opened."""
     monkeypatch.setattr("forebay_worker.tasks.recovery.BULK_RESTORE_RECORDS", 20)
     monkeypatch.setattr("forebay_worker.tasks.applier.MAX_RECORDS_PER_POLL", 1)
     append(changelog, 0, 2, [(b"k%d" % i, b"1", 0) for i in range(5_000)])
@@ -172,7 +171,7 @@ def test_a_replica_whose_logs_end_was_not_known_when_it_was_opened_is_restored_i
             assert manager.replicas["a", 0].view.store.get(USER_TAG + b"k4999") == b"1"
 
 
-def test_a_replica_far_behind_in_a_log_that_was_replaced_is_rebuilt(tmp_path, changelog, monkeypatch):
+def test_lagging_replica_of_a_replaced_log_is_rebuilt(tmp_path, changelog, monkeypatch):
     monkeypatch.setattr("forebay_worker.tasks.recovery.BULK_RESTORE_RECORDS", 20)
     fill(tmp_path, changelog)
     changelog.reset(TOPOLOGY.stores["a"])
@@ -190,9 +189,9 @@ def test_a_replica_far_behind_in_a_log_that_was_replaced_is_rebuilt(tmp_path, ch
 @pytest.mark.parametrize(
     "waiting", [False, True], ids=["before the start", "while it waits for a restore process"]
 )
-def test_nothing_of_a_replaced_log_is_served_while_a_replica_far_behind_waits_for_its_restore(
-    tmp_path, changelog, monkeypatch, waiting
-):
+def test_replaced_log_is_not_served_before_its_restore(tmp_path, changelog, monkeypatch, waiting):
+    """The replica is far behind and waits for a restore process."""
+
     def replace_log() -> None:
         changelog.reset(TOPOLOGY.stores["a"])
         append(changelog, 0, 3, [(b"new%d" % i, b"2", 0) for i in range(200)])
@@ -223,7 +222,7 @@ def begun_anew(replica: Replica) -> bool:
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("unforeseen")])
-def test_a_rebuild_that_could_not_begin_is_tried_again_until_it_can(tmp_path, changelog, monkeypatch, error):
+def test_failed_rebuild_is_retried_until_it_begins(tmp_path, changelog, monkeypatch, error):
     monkeypatch.setattr("forebay_worker.tasks.recovery._RETRY_MS", 50.0)
     refusals = [error, error]
 
@@ -245,7 +244,7 @@ def test_a_rebuild_that_could_not_begin_is_tried_again_until_it_can(tmp_path, ch
         assert (manager.replicas["a", 0].failure, manager.storage_fault) == (None, None)
 
 
-def test_a_store_that_is_still_read_is_rebuilt_once_that_read_is_over(tmp_path, changelog, monkeypatch):
+def test_store_being_read_is_rebuilt_after_the_read(tmp_path, changelog, monkeypatch):
     monkeypatch.setattr("forebay_worker.tasks.recovery._RETRY_MS", 50.0)
     with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS, ())
@@ -284,9 +283,8 @@ def test_a_store_that_cannot_be_closed_is_rebuilt_all_the_same(tmp_path, changel
         assert replica.records_applied == 1
 
 
-def test_a_store_that_was_opened_while_nobody_knew_its_log_is_not_taken_for_that_of_another(
-    tmp_path, changelog, monkeypatch
-):
+def test_store_opened_offline_is_not_served_for_another_log(tmp_path, changelog, monkeypatch):
+    """The log's identity was unknown when the store was opened, and the log was reset meanwhile."""
     with monkeypatch.context() as unreachable:
 
         def refuse(*_: object) -> str:
@@ -303,9 +301,8 @@ def test_a_store_that_was_opened_while_nobody_knew_its_log_is_not_taken_for_that
             assert manager.replicas["a", partition].view.store.get(USER_TAG + b"k") is None
 
 
-def test_however_many_wait_for_a_restore_their_ends_are_asked_for_in_turn_and_seldom(
-    tmp_path, changelog, monkeypatch
-):
+def test_waiting_restores_request_end_offsets_in_turn(tmp_path, changelog, monkeypatch):
+    """However many wait, requests are few and small."""
     futures: list[list[TopicPartition]] = []
     own = changelog.end_offsets
 
@@ -331,9 +328,8 @@ def far_behind(changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch) -> N
     append(changelog, 0, 2, [(b"k%d" % i, b"1", 0) for i in range(100)])
 
 
-def test_a_replica_is_followed_after_its_restore_though_what_was_set_aside_cannot_be_deleted(
-    tmp_path, changelog, monkeypatch
-):
+def test_undeletable_set_aside_store_does_not_stop_a_replica(tmp_path, changelog, monkeypatch):
+    """The replica applies what is written after its restore."""
     far_behind(changelog, monkeypatch)
 
     def refuse(*_: object) -> None:
@@ -347,9 +343,8 @@ def test_a_replica_is_followed_after_its_restore_though_what_was_set_aside_canno
         wait_until(lambda: applied(manager).get(TASKS[0]) == 102, "what was written after it")
 
 
-def test_a_replaced_logs_content_is_served_at_no_moment_while_it_cannot_be_set_aside(
-    tmp_path, changelog, monkeypatch
-):
+def test_replaced_logs_store_is_never_served(tmp_path, changelog, monkeypatch):
+    """The store cannot be set aside at first."""
     monkeypatch.setattr("forebay_worker.tasks.recovery._RETRY_MS", 20.0)
     seen: list[str] = []
 
@@ -383,7 +378,8 @@ def test_a_replaced_logs_content_is_served_at_no_moment_while_it_cannot_be_set_a
         )
 
 
-def test_a_machine_without_a_thread_to_spare_restores_record_by_record(tmp_path, changelog, monkeypatch, caplog):
+def test_without_a_spare_thread_records_are_applied_singly(tmp_path, changelog, monkeypatch, caplog):
+    """A bulk restore that cannot start is logged once."""
     far_behind(changelog, monkeypatch)
     monkeypatch.setattr("forebay_worker.tasks.recovery._FALLEN_BEHIND", 0)
     monkeypatch.setattr("forebay_worker.tasks.applier.MAX_RECORDS_PER_POLL", 5)
@@ -404,9 +400,8 @@ def test_a_machine_without_a_thread_to_spare_restores_record_by_record(tmp_path,
     assert caplog.text.count("cannot be restored in bulk") == 1
 
 
-def test_a_replica_whose_restore_processes_keep_dying_is_restored_record_by_record(
-    tmp_path, changelog, monkeypatch
-):
+def test_dying_restore_processes_fall_back_to_the_applier(tmp_path, changelog, monkeypatch):
+    """The replica is restored record by record."""
     far_behind(changelog, monkeypatch)
     monkeypatch.setattr("forebay_worker.tasks.recovery._FALLEN_BEHIND", 0)
     monkeypatch.setattr(restoration, "_RETRY_S", 0.01)

@@ -29,14 +29,15 @@ def gathered(some: list[dict[bytes, bytes | None]]) -> list[list[sorted_run.Chan
 
 
 @given(CHANGES)
-def test_the_last_change_of_each_key_comes_in_the_order_of_the_keys(some):
+def test_last_change_of_each_key_is_in_key_order(some):
     expected: dict[bytes, bytes | None] = {}
     for changes in some:
         expected |= changes
     assert list(itertools.chain(*gathered(some))) == sorted(expected.items())
 
 
-def test_keys_are_parted_by_what_tells_them_apart_and_into_no_more_parts_than_there_may_be():
+def test_sorted_run_is_split_into_bounded_parts():
+    """Keys are split behind the prefix that they share."""
     parts = gathered([{b"common-%03d" % n: b"1"} for n in range(300)])
     assert 3 <= len(parts) <= 12
     assert max(map(len, parts)) <= 100

@@ -42,7 +42,7 @@ def test_small_pieces_of_work_are_paused_for_together(thread, turn):
     assert thread.pauses_s == pytest.approx([0.00066])
 
 
-def test_a_log_that_flows_is_polled_every_two_milliseconds_at_most(thread, turn):
+def test_flowing_log_is_polled_every_two_ms_at_most(thread, turn):
     assert turn.pause_before_poll_s() == pytest.approx(0.002)
     thread.worked_s += 0.004
     assert turn.pause_before_poll_s() == pytest.approx(0.008)
