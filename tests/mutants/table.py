@@ -263,6 +263,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("service/reads/test_bounds_check.py::test_a_diverged_replica_is_refused_without_lag",),
     ),
     Mutant(
+        "repeated-keys-read-each-time",
+        "each distinct key of a batch is read once",
+        "forebay_worker.reads.located_keys:without_repeats",
+        "if len(set(plains)) == len(plains):",
+        "if True:",
+        ("service/reads/test_bounds_check.py::test_a_key_that_a_batch_repeats_is_read_once",),
+    ),
+    Mutant(
         "late-file-of-a-cancelled-restore",
         "what a cancelled restore meets is no failure of the replica",
         "forebay_worker.tasks.bulk_restore:BulkRestore._refuse",

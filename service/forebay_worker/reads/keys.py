@@ -21,7 +21,7 @@ from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.topology import StoreSpec
 from forebay_worker.reads.bounds_check import Admission, Refused
 from forebay_worker.reads.key_forms import KeyForm, KeyForms, key_forms
-from forebay_worker.reads.located_keys import LocatedKeys
+from forebay_worker.reads.located_keys import LocatedKeys, without_repeats
 from forebay_worker.reads.misses import miss, why_unproven
 from forebay_worker.reads.values import key_document, key_documents, require_versions, value_of, values_of
 from forebay_worker.tasks.replica import Replica
@@ -162,9 +162,10 @@ class Reads:
         only: Set[int] | None = None,
     ) -> Iterator[int]:
         """Fill in the results, those of each partition together as far as they take no longer than a turn of the
-        event loop; yields the bytes of all results so far after each."""
+        event loop; yields the bytes of all results so far after each. A key that is repeated is read once."""
         taken_bytes = 0
-        for partition, (indices, plains) in located.at(only):
+        for partition, (all_indices, all_plains) in located.at(only):
+            indices, plains, repeats = without_repeats(all_indices, all_plains)
             at = 0
             while at < len(plains):
                 left_bytes = self._max_answer_bytes - taken_bytes
@@ -175,6 +176,14 @@ class Reads:
                 for index, result in zip(indices[at:], found.results, strict=False):
                     batched.results[index] = result
                 at += len(found.results)
+                yield taken_bytes
+            for index, first in repeats:
+                batched.results[index] = batched.results[first]
+                taken_bytes += len(batched.results[index][1])
+            require_size(taken_bytes, self._max_answer_bytes)
+            if repeats:
+                waiting = set(batched.waiting)
+                batched.waiting.extend(index for index, first in repeats if first in waiting)
                 yield taken_bytes
 
     def _batched(

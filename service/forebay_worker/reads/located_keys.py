@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import TypeAlias
 
 from forebay.errors import Problem
@@ -44,3 +44,18 @@ class LocatedKeys:
             kept = [number for number, index in enumerate(indices) if index in only]
             if kept:
                 yield partition, ([indices[number] for number in kept], [plains[number] for number in kept])
+
+
+def without_repeats(
+    places: list[int], plains: list[bytes]
+) -> tuple[list[int], list[bytes], Sequence[tuple[int, int]]]:
+    """Places and plain bytes of keys without repeated ones, and of these the place and that of the first."""
+    if len(set(plains)) == len(plains):
+        return places, plains, ()
+    firsts: dict[bytes, int] = {}
+    repeats = [
+        (place, first)
+        for place, plain in zip(places, plains, strict=True)
+        if (first := firsts.setdefault(plain, place)) != place
+    ]
+    return list(firsts.values()), list(firsts), repeats

@@ -7,6 +7,7 @@ import pytest
 
 from forebay.clock import boot_ms
 from forebay.errors import (
+    AnswerTooLarge,
     BadParameter,
     LagExceedsTolerance,
     LogDiverged,
@@ -159,6 +160,26 @@ def test_a_diverged_replica_is_refused_without_lag(tmp_path):
     for query in ("", "max_record_lag=1000", "require_active=true"):
         assert isinstance(refused(admission, query), LogDiverged)
     assert admission.lag(replica) == ("restoring", UNKNOWN_LAG)
+
+
+def test_a_key_that_a_batch_repeats_is_read_once(tmp_path, monkeypatch):
+    """Three kilobytes of keys must not make a worker read half a gigabyte."""
+    admission, replica = held(tmp_path)
+    store, read = replica.view.store, []
+    get_many = store.get_many
+
+    def counted(keys: list[bytes]) -> list[bytes | None]:
+        read.extend(keys)
+        return get_many(keys)
+
+    monkeypatch.setattr(store, "get_many", counted)
+    batch = batch_of(Reads(admission, 1 << 20), ["k", "absent", "k", 7, "absent", "k"], ReadParameters())
+    assert [status for status, _ in batch.results] == [200, 404, 200, 400, 404, 200]
+    assert len(read) == len(set(read)) == 2
+    value = batch.results[0][1]
+    with pytest.raises(AnswerTooLarge):
+        batch_of(Reads(admission, 3 * len(value)), ["k"] * 4, ReadParameters())
+    assert len(read) == 3
 
 
 def test_a_time_is_refused_where_no_versions_are_kept(tmp_path):
