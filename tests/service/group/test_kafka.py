@@ -479,7 +479,8 @@ def test_whole_groups_return_restores_its_roles(group):
     before, known = roles(*nodes), nodes[0].map.generation
     for node in nodes:
         node.membership.leave()
-    back = [group.node(node.name, on_disk=node) for node in nodes]
+    # However slowly they start, the first waits for all.
+    back = [group.node(node.name, on_disk=node, initial_ms=20_000) for node in nodes]
     group.wait_served_by(*back)
     assert roles(*back) == before
     assert [node.built for node in back] == [set(), set(), set()]
