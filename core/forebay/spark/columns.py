@@ -118,9 +118,17 @@ class Layout:
         suffix = self.window is not None or latest_by is not None
         return KeyColumns(self.key, as_json, suffix, self.spec.key == "string", keep, latest_by)
 
+    @property
+    def timed(self) -> bool:
+        """Whether the rows have timestamps of their own, rather than the time of writing.
+
+        Why that is no column: Spark would compile the batch's code anew for each other time.
+        """
+        return self.spec.store_kind.keeps_versions
+
     def encode(self, batch: DataFrame) -> DataFrame:
-        """Columns ``key``, ``suffix`` (windowed stores, and with ``latest_by``), ``value``, ``timestamp_ms``, and
-        the order's."""
+        """Columns ``key``, ``suffix`` (windowed stores, and with ``latest_by``), ``value``, ``timestamp_ms``
+        (versioned stores), and the order's."""
         if self.null_keys == "drop":
             for name in self.key:
                 batch = batch.where(F.col(quoted(name)).isNotNull())
@@ -138,7 +146,10 @@ class Layout:
         if self.spec.latest_by is not None:
             column = F.col(quoted(self.spec.latest_by))
             columns.append(_order_suffix(column, self.latest_type).alias("suffix"))
-        columns += [value.alias("value"), self._timestamp().alias("timestamp_ms")]
+        columns.append(value.alias("value"))
+        if self.timed:
+            # A version's valid-from is its record's timestamp (KIP-889).
+            columns.append(F.unix_millis(F.col(quoted(self.order_by[0]))).alias("timestamp_ms"))
         columns += [
             self._order(name).alias(order) for name, order in zip(self.order_by, self.order_types, strict=True)
         ]
@@ -169,12 +180,6 @@ class Layout:
         if self.spec.key == "int64":
             return F.unhex(hex64(column))
         return column.cast("binary")
-
-    def _timestamp(self) -> Column:
-        """A version's valid-from is its record's timestamp (KIP-889); otherwise it is the time of writing."""
-        if self.spec.store_kind.keeps_versions:
-            return F.unix_millis(F.col(quoted(self.order_by[0])))
-        return F.unix_millis(F.current_timestamp())
 
     def _suffix(self, window: str) -> Column:
         start, end = (F.unix_millis(F.col(quoted(window))[name]) for name in ("start", "end"))
