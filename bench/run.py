@@ -30,6 +30,7 @@ from bench import (
     restoration,
     sidecar,
     single_key,
+    sink,
     start_up,
     state_tap,
     worker_processes,
@@ -70,6 +71,7 @@ COMPARISONS = (
     Comparison("relocation", relocation.relocation),
     Comparison("control-plane", control_plane.control_plane),
     Comparison("growth", growth.growth, ("wrk",)),
+    Comparison("sink", sink.sink, ("java", "mvn")),
     Comparison("state-tap", state_tap.state_tap, ("java",)),
 )
 SOAK = "soak"

@@ -211,7 +211,10 @@ def test_latest_by_rejects_null_and_equal_orders(spark, sink, tmp_path):
         sink.fill(batch, "customers", key="k", name="all", snapshot=True)
 
 
-def test_aggregates_update_and_deletes_are_tombstones(spark, sink, tmp_path):
+@pytest.mark.parametrize("most_rows_here", [20_000, 0])
+def test_aggregates_update_and_deletes_are_tombstones(spark, sink, tmp_path, monkeypatch, most_rows_here):
+    """The driver appends few rows itself, and tasks append many."""
+    monkeypatch.setattr("forebay.spark.sqlite_destination.MOST_ROWS_HERE", most_rows_here)
     from pyspark.sql import functions as F
 
     source = Source(spark, tmp_path / "in", "k string, n bigint")
@@ -1035,13 +1038,17 @@ def test_executors_need_not_have_forebay(sink, tmp_path):
     from pyspark import cloudpickle
 
     from forebay.partitioning import Murmur2Partitioner
-    from forebay.spark.executor import KeyColumns, partition_rows
+    from forebay.spark.executor import KeyColumns, Target, place_rows
     from forebay.spark.sink import _BY_VALUE
+    from forebay.spark.sorted_runs import write_runs
 
     for module in _BY_VALUE:
         cloudpickle.register_pickle_by_value(module)
     pickled = tmp_path / "function.pickle"
-    function = partition_rows(KeyColumns(("k",), as_json=False, suffix=False, as_text=True), 4, (0, 1, 2, 3), None)
+    log = sink._changelog
+    target = Target(str(log.directory), log.directory_id, "here", "t", "w", "q", 0, "w", False, False)
+    place = place_rows(KeyColumns(("k",), as_json=True, suffix=False, as_text=False), 4, None, 0)
+    function = write_runs(target, str(tmp_path), place)
     pickled.write_bytes(cloudpickle.dumps(function))
     program = f"""
 import pickle, sys
@@ -1052,14 +1059,14 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 import pyarrow as pa
 function = pickle.loads(open({str(pickled)!r}, "rb").read())
-columns = {{"key": pa.array([b"foobar"]), "value": pa.array([b"1"]), "timestamp_ms": pa.array([1])}}
+columns = {{"key": pa.array([{{"k": "foobar"}}]), "value": pa.array([b"1"])}}
 batch = pa.RecordBatch.from_pydict(columns)
 print(next(iter(function([batch]))).column("partition").to_pylist())
 """
     # A copy of this environment's path without the project: editable installs put finders in site-packages.
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str([Murmur2Partitioner().partition(b"foobar", 4)])
+    assert done.stdout.strip() == str([Murmur2Partitioner().partition(b'["foobar"]', 4)])
 
 
 @pytest.mark.kafka

@@ -117,9 +117,17 @@ class Layout:
         suffix = self.window is not None or latest_by is not None
         return KeyColumns(self.key, as_json, suffix, self.spec.key == "string", keep, latest_by)
 
+    @property
+    def timed(self) -> bool:
+        """Whether the rows have timestamps of their own, rather than the time of writing.
+
+        Why that is no column: Spark would compile the batch's code anew for each other time.
+        """
+        return columns_of(self.spec).timestamp(self.order_by) is not None
+
     def encode(self, batch: DataFrame) -> DataFrame:
-        """Columns ``key``, ``suffix`` (windowed stores, and with ``latest_by``), ``value``, ``timestamp_ms``, and
-        the order's."""
+        """Columns ``key``, ``suffix`` (windowed stores, and with ``latest_by``), ``value``, ``timestamp_ms``
+        (versioned stores), and the order's."""
         if self.null_keys == "drop":
             for name in self.key:
                 batch = batch.where(F.col(quoted(name)).isNotNull())
@@ -136,7 +144,10 @@ class Layout:
         suffix = of_kind.suffix(self.spec, self.window, self.latest_type)
         if suffix is not None:
             columns.append(suffix.alias("suffix"))
-        columns += [value.alias("value"), of_kind.timestamp(self.order_by).alias("timestamp_ms")]
+        columns.append(value.alias("value"))
+        timestamp = of_kind.timestamp(self.order_by)
+        if timestamp is not None:
+            columns.append(timestamp.alias("timestamp_ms"))
         columns += [
             self._order(name).alias(order) for name, order in zip(self.order_by, self.order_types, strict=True)
         ]

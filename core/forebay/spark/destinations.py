@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -13,8 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from forebay.backends import load_backend
 from forebay.changelog import Changelog
+from forebay.changelog.sqlite.partition import WriteRefused
 from forebay.errors import SinkError
 from forebay.topology import StoreSpec
+
+if TYPE_CHECKING:
+    from forebay.spark.executor import Batches
 
 T = TypeVar("T")
 
@@ -54,6 +58,17 @@ class Destination(Protocol):
         ...
 
 
+@runtime_checkable
+class UnorderedDestination(Destination, Protocol):
+    """A destination that also takes a batch's rows as they come, where nothing is to order those of a key."""
+
+    def write_unordered(
+        self, rows: DataFrame, place: Callable[[Batches], Batches], spec: StoreSpec, batch: BatchId
+    ) -> None:
+        """Write all rows, which ``place`` makes records of; raises ``SinkError``."""
+        ...
+
+
 def open_destination(changelog: Changelog) -> Destination:
     """The destination of a changelog's kind; raises ``SettingError`` if none is installed."""
     destination: Destination = load_backend(DESTINATION_ENTRY_POINTS, changelog.url, "sink's changelog")(changelog)
@@ -61,9 +76,11 @@ def open_destination(changelog: Changelog) -> Destination:
 
 
 def refusing(spec: StoreSpec, act: Callable[[], T]) -> T:
-    """Have Spark write; what a task refused of a store is raised as ``SinkError``."""
+    """Write; what a task of Spark's, or this process, refused of a store is raised as ``SinkError``."""
     try:
         return act()
+    except WriteRefused as error:
+        raise SinkError(f"{spec.name}: {error}") from None
     except (PySparkException, Py4JJavaError) as error:
         if _TOO_LARGE.search(str(error)):
             raise SinkError(

@@ -7,12 +7,11 @@ executors do not need forebay.
 from __future__ import annotations
 
 import itertools
-import json
 import socket
 import sqlite3
 import sys
 import zipimport
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.changelog.heartbeat_keys import heartbeat_key
-from forebay.changelog.record_headers import DELETED_HEADER, VALID_FROM_HEADER
 from forebay.changelog.sqlite.partition import (
     WriteRefused,
     append_batch,
@@ -29,16 +27,17 @@ from forebay.changelog.sqlite.partition import (
     partition_path,
 )
 from forebay.partitioning import StreamPartitioner
-from forebay.record_orders import split_order
 from forebay.spark.batch_murmur2 import murmur2_partitions
+from forebay.spark.json_keys import UnsafeInteger, json_keys
+from forebay.spark.repeated_keys import several_rows
 
 Batches = Iterator["pa.RecordBatch"]
+Row = tuple[bytes, bytes | None, int]
+"""Key, value and timestamp in epoch milliseconds."""
 
 END = (1 << 31) - 1
 """The partition of the row that follows a task's last one. If a task is cancelled, Spark ends its rows between two
 Arrow batches, as if there were no more: without this row, what had come of them would be committed."""
-_SAFE_INTEGER = (1 << 53) - 1
-_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 @dataclass(frozen=True)
@@ -78,40 +77,68 @@ class Target:
 
 
 def partition_rows(
-    columns: KeyColumns, partitions: int, slots: tuple[int, ...], partitioner: StreamPartitioner | None
+    columns: KeyColumns,
+    partitions: int,
+    slots: tuple[int, ...],
+    partitioner: StreamPartitioner | None,
+    timestamp_ms: int | None,
 ) -> Callable[[Batches], Batches]:
-    """A ``mapInArrow`` function: adds each row's partition, and the slot that Spark shuffles it by.
+    """A ``mapInArrow`` function: what ``place_rows`` does, and adds the slot that Spark shuffles each row by.
 
-    ``partitioner`` is None for murmur2, which is computed on whole columns. After all rows comes one for each slot
-    that says so. Raises ``WriteRefused`` for null, reserved and unreadable keys.
+    After all rows comes one for each slot that says so.
+    """
+    place = place_rows(columns, partitions, partitioner, timestamp_ms)
+    by_partition = np.asarray(slots, dtype=np.int32)
+
+    def run(batches: Batches) -> Batches:
+        forget_archives()
+        schema = None
+        for placed in place(batches):
+            slot = pa.array(by_partition[placed.column("partition").to_numpy()])
+            with_slots = pa.RecordBatch.from_arrays([slot, *placed.columns], names=["slot", *placed.schema.names])
+            schema = with_slots.schema
+            yield with_slots
+        if schema is not None:
+            yield _ends(schema, sorted(set(slots)))
+
+    return run
+
+
+def place_rows(
+    columns: KeyColumns, partitions: int, partitioner: StreamPartitioner | None, timestamp_ms: int | None
+) -> Callable[[Batches], Batches]:
+    """A function of batches: makes each row a record of the changelog, with its partition.
+
+    ``partitioner`` is None for murmur2, which is computed on whole columns, and ``timestamp_ms`` if each row has a
+    time of its own. Raises ``WriteRefused`` for null, reserved and unreadable keys.
     """
 
     def run(batches: Batches) -> Batches:
-        _forget_archives()
-        nulls, timeless, orderless, schema = 0, 0, 0, None
+        nulls, timeless, orderless = 0, 0, 0
         for batch in batches:
             keys, null_count = _keys(batch, columns)
             nulls += null_count
-            timeless += batch.column("timestamp_ms").null_count
+            if timestamp_ms is None:
+                timeless += batch.column("timestamp_ms").null_count
             if columns.latest_by is not None:
                 orderless += batch.column("suffix").null_count
             if nulls or timeless or orderless:
                 continue
             _refuse_reserved(keys)
             chosen = _partitions(keys, partitions, partitioner)
-            changelog_keys = _with_suffix(keys, batch.column("suffix")) if columns.suffix else keys
-            kept = [name for name in batch.schema.names if name not in ("key", "suffix")]
-            placed = pa.RecordBatch.from_arrays(
-                [
-                    pa.array(np.asarray(slots, dtype=np.int32)[chosen]),
-                    pa.array(chosen),
-                    changelog_keys,
-                    *(batch.column(name) for name in kept),
-                ],
-                names=["slot", "partition", "key", *kept],
+            times = (
+                batch.column("timestamp_ms")
+                if timestamp_ms is None
+                else pa.array(np.full(len(batch), timestamp_ms, dtype=np.int64))
             )
-            schema = placed.schema
-            yield placed
+            made = {
+                "partition": pa.array(chosen),
+                "key": _with_suffix(keys, batch.column("suffix")) if columns.suffix else keys,
+                "value": batch.column("value"),
+                "timestamp_ms": times,
+            }
+            orders = {name: batch.column(name) for name in batch.schema.names if name not in {*made, "suffix"}}
+            yield pa.RecordBatch.from_pydict({**made, **orders})
         if nulls:
             shown = ", ".join(repr(name) for name in columns.names)
             raise WriteRefused(
@@ -128,8 +155,6 @@ def partition_rows(
                 f"{orderless} rows of this task have a null order (column {columns.latest_by!r}, the store's "
                 "latest_by). Filter them before the sink, or give them the lowest order there is."
             )
-        if schema is not None:
-            yield _ends(schema, sorted(set(slots)))
 
     return run
 
@@ -141,69 +166,46 @@ def write_rows(target: Target) -> Callable[[Batches], Batches]:
     """
 
     def run(batches: Batches) -> Batches:
-        _forget_archives()
+        forget_archives()
         for partition, group in itertools.groupby(_rows(batches), key=lambda row: row[0]):
-            check_directory(target.directory, target.directory_id, target.driver_host, socket.gethostname())
-            path = partition_path(target.directory, target.topic, partition)
-            try:
-                count, next_offset = append_batch(
-                    path,
-                    _checked(group, target),
-                    writer=target.writer,
-                    query_id=target.query_id,
-                    batch_id=target.batch_id,
-                    write_name=target.write_name,
-                    timed=target.versioned,
-                )
-            except sqlite3.Error as error:
-                raise WriteRefused(
-                    f"The log {path} cannot be written: {error}. Is its disk full or read-only, the file gone, or "
-                    "another process writing to it for half a minute? Mend that, and start the query again."
-                ) from None
-            yield pa.RecordBatch.from_pydict(
-                {
-                    "partition": pa.array([partition], pa.int32()),
-                    "row_count": pa.array([count], pa.int64()),
-                    "next_offset": pa.array([next_offset], pa.int64()),
-                }
-            )
+            rows = ((key, value, timestamp_ms) for _, key, value, timestamp_ms in group)
+            yield append_partition(target, partition, checked(rows, target))
 
     return run
 
 
-def keyed_records(
-    write_name: str, batch_id: int, ordered: bool, versioned: bool, latest: bool = False
-) -> Callable[[Batches], Batches]:
-    """A ``mapInArrow`` function: rows, sorted by partition and key, as records for Spark's Kafka sink.
+def append_partition(target: Target, partition: int, rows: Iterable[Row]) -> pa.RecordBatch:
+    """Append a partition's rows and their marker in one transaction; returns how many there were.
 
-    Those of a versioned store carry their valid-from in a header, and deletions with an order are marked in one.
     Raises ``WriteRefused``.
     """
+    check_directory(target.directory, target.directory_id, target.driver_host, socket.gethostname())
+    path = partition_path(target.directory, target.topic, partition)
+    try:
+        count, next_offset = append_batch(
+            path,
+            rows,
+            writer=target.writer,
+            query_id=target.query_id,
+            batch_id=target.batch_id,
+            write_name=target.write_name,
+            timed=target.versioned,
+        )
+    except sqlite3.Error as error:
+        raise WriteRefused(
+            f"The log {path} cannot be written: {error}. Is its disk full or read-only, the file gone, or "
+            "another process writing to it for half a minute? Mend that, and start the query again."
+        ) from None
+    return pa.RecordBatch.from_pydict(
+        {
+            "partition": pa.array([partition], pa.int32()),
+            "row_count": pa.array([count], pa.int64()),
+            "next_offset": pa.array([next_offset], pa.int64()),
+        }
+    )
 
-    def run(batches: Batches) -> Batches:
-        _forget_archives()
-        previous = None
-        for batch in map(_without_ends, batches):
-            names = ["partition", "key", "value"]
-            columns = [batch.column(name) for name in names]
-            if not ordered and len(batch):
-                repeated = _first_repeated(columns[1], columns[2], previous, latest)
-                if repeated is not None:
-                    raise _several_rows(repeated, batch_id, write_name, latest)
-                previous = columns[1][-1].as_py(), columns[2][-1].as_py()
-            if versioned:
-                names.append("headers")
-                columns.append(_valid_from_headers(batch.column("timestamp_ms")))
-            if latest:
-                names.append("headers")
-                columns.append(_deleted_headers(columns[2]))
-                columns[2] = pc.fill_null(columns[2], b"")
-            yield pa.RecordBatch.from_arrays(columns, names=names)
 
-    return run
-
-
-def _forget_archives() -> None:
+def forget_archives() -> None:
     """Spare this process's next task from reading Spark's own zip archives.
 
     A Python worker of Spark invalidates the import caches at the start of each task, and up to Python 3.11 a zip
@@ -215,51 +217,6 @@ def _forget_archives() -> None:
             del sys.path_importer_cache[path]
 
 
-def _first_repeated(keys: Any, values: Any, previous: tuple[bytes, bytes | None] | None, latest: bool) -> Any:
-    """The first key that is equal to the one before it; equal keys belong to one partition.
-
-    ``previous`` is the row before all of these. Equal rows of one order are no repetition: sources deliver again.
-    """
-    first = keys[0].as_py(), values[0].as_py()
-    if previous is not None and first[0] == previous[0] and not (latest and first == previous):
-        return first[0]
-    repeated = pc.equal(keys[1:], keys[:-1])
-    if latest:
-        differs = pc.fill_null(pc.not_equal(values[1:], values[:-1]), True)
-        both_null = pc.and_(pc.is_null(values[1:]), pc.is_null(values[:-1]))
-        repeated = pc.and_(repeated, pc.and_not(differs, both_null))
-    found = pc.index(repeated, True).as_py()
-    return keys[found].as_py() if found >= 0 else None
-
-
-def _valid_from_headers(timestamps_ms: Any) -> Any:
-    return pa.array(
-        [
-            [{"key": VALID_FROM_HEADER, "value": time_ms.to_bytes(8, "big", signed=True)}]
-            for time_ms in timestamps_ms.to_pylist()
-        ],
-        _HEADERS,
-    )
-
-
-def _deleted_headers(values: Any) -> Any:
-    marks = [
-        [{"key": DELETED_HEADER, "value": b""}] if deleted else [] for deleted in pc.is_null(values).to_pylist()
-    ]
-    return pa.array(marks, _HEADERS)
-
-
-def _several_rows(key: bytes, batch_id: int, write_name: str, latest: bool) -> WriteRefused:
-    same = ""
-    if latest:
-        key, order = split_order(key)
-        same = f" with the order {order}"
-    return WriteRefused(
-        f"Batch {batch_id} has more than one row for the key {key!r} of {write_name!r}{same}, "
-        "and nothing determines which is the latest. Give the sink order_by=, or aggregate by the key."
-    )
-
-
 def _ends(schema: pa.Schema, slots: list[int]) -> pa.RecordBatch:
     """For each slot the row that ends its rows: it sorts after all of them."""
     columns = {"slot": slots, "partition": [END] * len(slots), "key": [b""] * len(slots)}
@@ -267,7 +224,8 @@ def _ends(schema: pa.Schema, slots: list[int]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _without_ends(batch: pa.RecordBatch) -> pa.RecordBatch:
+def without_ends(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch without the rows that end a task's."""
     count = len(batch)
     while count and batch.column("partition")[count - 1].as_py() == END:
         count -= 1
@@ -278,7 +236,7 @@ def _rows(batches: Batches) -> Iterator[tuple[int, bytes, bytes | None, int]]:
     """All rows; raises ``EOFError`` after the last one if more should follow."""
     received = ended = False
     for batch in batches:
-        rows = _without_ends(batch)
+        rows = without_ends(batch)
         received, ended = received or len(batch) > 0, ended or len(rows) < len(batch)
         columns = [rows.column(name).to_pylist() for name in ("partition", "key", "value", "timestamp_ms")]
         yield from zip(*columns, strict=True)
@@ -286,16 +244,15 @@ def _rows(batches: Batches) -> Iterator[tuple[int, bytes, bytes | None, int]]:
         raise EOFError("The task was cancelled; nothing of what it wrote is kept.")
 
 
-def _checked(
-    group: Iterator[tuple[int, bytes, bytes | None, int]], target: Target
-) -> Iterator[tuple[bytes, bytes | None, int]]:
+def checked(rows: Iterable[Row], target: Target) -> Iterator[Row]:
+    """A partition's rows, sorted by key: several of one key are refused with ``WriteRefused``, unless ordered."""
     previous: tuple[bytes, bytes | None] | None = None
-    for _, key, value, timestamp_ms in group:
+    for key, value, timestamp_ms in rows:
         if previous is not None and key == previous[0] and not target.ordered:
             if target.latest and value == previous[1]:
                 # Sources deliver records again.
                 continue
-            raise _several_rows(key, target.batch_id, target.write_name, target.latest)
+            raise several_rows(key, target.batch_id, target.write_name, target.latest)
         previous = key, value
         yield key, value, timestamp_ms
 
@@ -310,9 +267,12 @@ def _keys(batch: pa.RecordBatch, columns: KeyColumns) -> tuple[Any, int]:
             return column, column.null_count
         parts = [column.field(i) for i in range(len(columns.names))]
         nulls = 0 if columns.nulls else _rows_with_null(parts)
-        rows = zip(*(part.to_pylist() for part in parts), strict=True)
-        return pa.array([_json_key(row) for row in rows], pa.binary()), nulls
-    except (pa.ArrowInvalid, UnicodeDecodeError):
+        return json_keys(parts), nulls
+    except UnsafeInteger as error:
+        raise WriteRefused(
+            f"The key {error.row!r} contains an integer beyond 2^53, which JSON keys cannot: cast it to string."
+        ) from None
+    except pa.ArrowInvalid:
         shown = ", ".join(repr(name) for name in columns.names)
         raise WriteRefused(
             f"A row's key is not valid UTF-8 (column {shown}), so nobody could ask for it. Filter such rows "
@@ -322,16 +282,6 @@ def _keys(batch: pa.RecordBatch, columns: KeyColumns) -> tuple[Any, int]:
 
 def _rows_with_null(parts: list[Any]) -> int:
     return int(np.count_nonzero(np.any([pc.is_null(part).to_numpy(False) for part in parts], axis=0)))
-
-
-def _json_key(row: tuple[Any, ...]) -> bytes:
-    """RFC 8785 canonical JSON of an array of strings, integers, booleans and nulls."""
-    for part in row:
-        if isinstance(part, int) and abs(part) > _SAFE_INTEGER:
-            raise WriteRefused(
-                f"The key {row!r} contains an integer beyond 2^53, which JSON keys cannot: cast it to string."
-            )
-    return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _refuse_reserved(keys: Any) -> None:

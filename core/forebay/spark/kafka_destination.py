@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from forebay.errors import SinkError
 from forebay.spark.destinations import BatchId, refusing
-from forebay.spark.executor import keyed_records
+from forebay.spark.keyed_records import keyed_records
 from forebay.topology import StoreSpec
 
 if TYPE_CHECKING:

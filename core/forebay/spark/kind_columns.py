@@ -37,9 +37,9 @@ class KindColumns(Protocol):
         """What follows a key in the log; None if nothing does."""
         return None
 
-    def timestamp(self, order_by: tuple[str, ...]) -> Column:
-        """A record's timestamp: the time of writing."""
-        return F.unix_millis(F.current_timestamp())
+    def timestamp(self, order_by: tuple[str, ...]) -> Column | None:
+        """A record's timestamp; None if that is the time of writing."""
+        return None
 
 
 class KeyValueColumns(KindColumns):
@@ -122,7 +122,7 @@ class VersionedColumns(KindColumns):
             )
         return None
 
-    def timestamp(self, order_by: tuple[str, ...]) -> Column:
+    def timestamp(self, order_by: tuple[str, ...]) -> Column | None:
         return F.unix_millis(F.col(quoted(order_by[0])))
 
 

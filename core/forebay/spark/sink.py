@@ -19,7 +19,7 @@ from forebay.changelog import heartbeat_keys, open_changelog, record_headers
 from forebay.changelog.sqlite import checksums
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.errors import SinkError
-from forebay.spark import batch_murmur2, executor
+from forebay.spark import batch_murmur2, executor, json_keys, keyed_records, repeated_keys, sorted_runs
 from forebay.spark.columns import ColumnArguments, Selection, lay_out
 from forebay.spark.compaction import Compaction
 from forebay.spark.fill import fill
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 _LEAST_SPARK = (4, 0)
 _BY_VALUE = (
     *(partitioning, batch_murmur2, heartbeat_keys, record_headers, record_orders, checksums, sqlite_partition),
-    executor,
+    *(executor, json_keys, keyed_records, repeated_keys, sorted_runs),
 )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -10,9 +13,17 @@ from forebay.changelog.sqlite.changelog import SqliteChangelog, naming
 from forebay.changelog.sqlite.partition import differs, newest_batch, rows_of_batch
 from forebay.errors import SinkError
 from forebay.spark.destinations import BatchId, refusing
-from forebay.spark.executor import Target, write_rows
+from forebay.spark.executor import Batches, Target, write_rows
+from forebay.spark.run_directories import RunDirectories
+from forebay.spark.sorted_runs import RunPart, append_parts, append_runs, by_partition, write_runs
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
+
+_WRITTEN = "partition int, row_count bigint, next_offset bigint"
+_RUN_PARTS = "path string, partition int, first_row bigint, row_count bigint"
+MOST_ROWS_HERE = 20_000
+"""Rows that the driver appends itself. Tasks of Spark's that append more take longer to start than that."""
+_THREADS_HERE = 4
 
 
 class SqliteDestination:
@@ -23,6 +34,7 @@ class SqliteDestination:
 
     def __init__(self, changelog: SqliteChangelog) -> None:
         self._changelog = changelog
+        self._run_directories = RunDirectories(changelog.directory)
         self._newest: dict[tuple[str, str], int] = {}
         """By query and topic, the newest batch of which some rows may be in the log."""
 
@@ -31,7 +43,36 @@ class SqliteDestination:
 
     def write(self, rows: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
         """Write all rows; raises ``SinkError``."""
-        target = Target(
+        written = rows.mapInArrow(write_rows(self._target(spec, batch)), _WRITTEN)
+        with self._only_repeats(spec, batch) as has_rows:
+            has_rows |= {row.partition for row in refusing(spec, written.collect)}
+
+    def write_unordered(
+        self, rows: DataFrame, place: Callable[[Batches], Batches], spec: StoreSpec, batch: BatchId
+    ) -> None:
+        """Write all rows by way of sorted runs; raises ``SinkError``."""
+        target = self._target(spec, batch)
+        with self._run_directories.one(batch.query_id, batch.writer) as directory:
+            written = rows.mapInArrow(write_runs(target, str(directory), place), _RUN_PARTS)
+            parts = [RunPart(*row) for row in refusing(spec, written.collect)]
+            with self._only_repeats(spec, batch) as has_rows:
+                refusing(spec, lambda: self._append(parts, target, rows.sparkSession))
+                has_rows |= {part.partition for part in parts}
+
+    def _append(self, parts: list[RunPart], target: Target, session: SparkSession) -> None:
+        """Append the rows of all runs: few of them here, which starts no tasks."""
+        if sum(part.row_count for part in parts) <= MOST_ROWS_HERE:
+            with ThreadPoolExecutor(_THREADS_HERE) as pool:
+                for _ in pool.map(lambda each: append_parts(target, *each), by_partition(parts).items()):
+                    pass
+            return
+        tasks = session.sparkContext.defaultParallelism
+        by_task = [[part for part in parts if part.partition % tasks == task] for task in range(tasks)]
+        numbers = session.range(0, tasks, 1, tasks)
+        numbers.mapInArrow(append_runs(target, by_task), _WRITTEN).collect()
+
+    def _target(self, spec: StoreSpec, batch: BatchId) -> Target:
+        return Target(
             directory=str(self._changelog.directory),
             directory_id=self._changelog.directory_id,
             driver_host=socket.gethostname(),
@@ -44,10 +85,17 @@ class SqliteDestination:
             versioned=spec.store_kind.keeps_versions,
             latest=spec.latest_by is not None,
         )
-        written = rows.mapInArrow(write_rows(target), "partition int, row_count bigint, next_offset bigint")
+
+    @contextlib.contextmanager
+    def _only_repeats(self, spec: StoreSpec, batch: BatchId) -> Iterator[set[int]]:
+        """While a batch is written: yields a set for its partitions, which a repeat's must be among.
+
+        Raises ``SinkError`` otherwise.
+        """
         repeats = batch.number <= self._newest_batch(spec, batch)
         self._newest[batch.query_id, spec.topic] = max(batch.number, self._newest_batch(spec, batch))
-        has_rows = {row.partition for row in refusing(spec, written.collect)}
+        has_rows: set[int] = set()
+        yield has_rows
         if repeats:
             self._check_absent(spec, batch, set(range(spec.partitions)) - has_rows)
 

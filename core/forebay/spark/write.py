@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
+from forebay.clock import epoch_ms
 from forebay.errors import ForebayError, SinkError
-from forebay.partitioning import Murmur2Partitioner
+from forebay.partitioning import Murmur2Partitioner, StreamPartitioner
 from forebay.spark.columns import Layout
-from forebay.spark.destinations import BatchId
-from forebay.spark.executor import partition_rows
+from forebay.spark.destinations import BatchId, UnorderedDestination
+from forebay.spark.executor import KeyColumns, partition_rows, place_rows
 from forebay.spark.query_runs import QUERY_RUNS, QueryRun
 from forebay.spark.slots import Slots
 from forebay.spark.store_writer import StoreWriter
@@ -51,18 +52,30 @@ class Write:
         writer.patiently(lambda: writer.check_continuity(query_id, continued=batch_id > 0))
         if writer.log.destination.claims_first:
             writer.patiently(lambda: writer.beat(query_id, None, batch_id - 1))
-        self.append_placed(self.place(df), query_id, batch_id)
+        if isinstance(writer.log.destination, UnorderedDestination) and not self.layout.order_by:
+            rows, batch = self.layout.encode(df), self._batch_id(query_id, batch_id)
+            writer.log.destination.write_unordered(rows, place_rows(*self._placing()), writer.spec, batch)
+            writer.patiently(lambda: writer.beat(query_id, None, batch_id))
+        else:
+            self.append_placed(self.place(df), query_id, batch_id)
 
     def place(self, df: DataFrame) -> DataFrame:
         """The records of a DataFrame's rows, with the partition of each, and the slot of its task."""
-        spec, partitioner = self.writer.spec, self.writer.spec.stream_partitioner
-        vectorised = isinstance(partitioner, Murmur2Partitioner)
         slots = self.slots.by_partition(df.sparkSession)
         order = [T.StructField(name, kind) for name, kind in self.layout.order_types.items()]
-        place = partition_rows(
-            self.layout.key_columns, spec.partitions, slots, None if vectorised else partitioner
-        )
+        key_columns, partitions, partitioner, timestamp_ms = self._placing()
+        place = partition_rows(key_columns, partitions, slots, partitioner, timestamp_ms)
         return self.layout.encode(df).mapInArrow(place, T.StructType(_PLACED.fields + order))
+
+    def _placing(self) -> tuple[KeyColumns, int, StreamPartitioner | None, int | None]:
+        """The arguments of ``place_rows``."""
+        spec, partitioner = self.writer.spec, self.writer.spec.stream_partitioner
+        vectorised = isinstance(partitioner, Murmur2Partitioner)
+        timestamp_ms = None if self.layout.timed else int(epoch_ms())
+        return self.layout.key_columns, spec.partitions, None if vectorised else partitioner, timestamp_ms
+
+    def _batch_id(self, query_id: str, batch_id: int) -> BatchId:
+        return BatchId(query_id, batch_id, self.writer.name, ordered=bool(self.layout.order_by))
 
     def append_placed(self, placed: DataFrame, query_id: str, batch_id: int) -> None:
         """Write what ``place`` returned, then a heartbeat to every partition."""
@@ -70,8 +83,7 @@ class Write:
         # By the value last, so that a repeat of the batch has equally ordered rows in the same order.
         by = ("partition", "key", *self.layout.order_types, "value")
         rows = placed.repartition(len(set(slots)), "slot").sortWithinPartitions(*by)
-        batch = BatchId(query_id, batch_id, writer.name, ordered=bool(self.layout.order_by))
-        writer.log.destination.write(rows, writer.spec, batch)
+        writer.log.destination.write(rows, writer.spec, self._batch_id(query_id, batch_id))
         writer.patiently(lambda: writer.beat(query_id, None, batch_id))
 
 

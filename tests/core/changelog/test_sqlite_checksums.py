@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from forebay.changelog import Batch, Consumer
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.changelog.sqlite.checksums import check, checksum
+from forebay.changelog.sqlite.checksums import check, checksum, with_checksums
 from forebay.changelog.sqlite.compaction import CompactionLimits, compact
 from forebay.changelog.sqlite.consumer import SqliteConsumer
 from forebay.changelog.sqlite.partition import WriteRefused
@@ -81,6 +81,20 @@ def consumer_of(path: str, position: int) -> Consumer:
 
 numbers = st.integers(0, 2**62)
 records = st.tuples(numbers, st.binary(max_size=20), st.none() | st.binary(max_size=20), numbers, st.booleans())
+
+
+@repeatable
+@given(
+    st.integers(0, 2**40),
+    st.lists(
+        st.tuples(st.binary(max_size=8), st.none() | st.binary(max_size=8), st.integers(-(2**40), 2**50)),
+        min_size=1,
+        max_size=8,
+    ),
+)
+def test_many_rows_get_the_checksums_of_each(offset: int, rows: list[tuple[bytes, bytes | None, int]]) -> None:
+    expected = [(at, *row, checksum(at, *row, 0)) for at, row in enumerate(rows, offset)]
+    assert with_checksums(offset, rows) == [figure for row in expected for figure in row]
 
 
 @repeatable

@@ -27,10 +27,8 @@ def placed(keys: list[bytes], partitions: int = 2) -> list[Any]:
     from forebay.spark.executor import KeyColumns, partition_rows
 
     columns = KeyColumns(("k",), as_json=False, suffix=False, as_text=True)
-    batch = pa.RecordBatch.from_pydict(
-        {"key": pa.array(keys, pa.binary()), "value": keys, "timestamp_ms": pa.array([0] * len(keys), pa.int64())}
-    )
-    table = pa.Table.from_batches(list(partition_rows(columns, partitions, (0,) * partitions, None)([batch])))
+    batch = pa.RecordBatch.from_pydict({"key": pa.array(keys, pa.binary()), "value": pa.array(keys, pa.binary())})
+    table = pa.Table.from_batches(list(partition_rows(columns, partitions, (0,) * partitions, None, 0)([batch])))
     ordered = table.sort_by([("partition", "ascending"), ("key", "ascending")])
     return ordered.combine_chunks().to_batches(max_chunksize=2)
 
@@ -64,7 +62,7 @@ def test_a_task_without_rows_writes_nothing(target):
 
 
 def test_kafka_is_sent_rows_only():
-    from forebay.spark.executor import keyed_records
+    from forebay.spark.keyed_records import keyed_records
 
     sent = list(keyed_records("w", 0, False, False)(placed([b"k%d" % n for n in range(5)])))
     assert sorted(key for batch in sent for key in batch.column("key").to_pylist()) == [

@@ -10,6 +10,7 @@ import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
@@ -39,6 +40,7 @@ from forebay.topology import StoreSpec
 log = logging.getLogger(__name__)
 
 _LIMITS = CompactionLimits()
+_THREADS = 4
 _TOPICS_FILE = "topics.db"
 _OF_THE_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _SCHEMA = """
@@ -171,19 +173,22 @@ class SqliteChangelog:
 
     def append_heartbeat(self, topic: str, *, writer: str, query_id: str, value: bytes) -> dict[int, int]:
         """Append a heartbeat to every partition; see ``Changelog``."""
-        log, offsets = self.identity(topic), {}
+        log = self.identity(topic)
+
+        def append(partition: int) -> tuple[int, str, int]:
+            with naming(path := self.path(TopicPartition(topic, partition))):
+                return partition, *sqlite_partition.append_heartbeat(
+                    path, writer=writer, query_id=query_id, value=value
+                )
+
         try:
-            for partition in range(self.partitions(topic)):
-                with naming(path := self.path(TopicPartition(topic, partition))):
-                    identity, offset = sqlite_partition.append_heartbeat(
-                        path, writer=writer, query_id=query_id, value=value
-                    )
-                # A partition that was lost and recreated is not part of the topic's positions.
-                if identity == log:
-                    offsets[partition] = offset
+            # Most of it is waiting for the disk.
+            with ThreadPoolExecutor(_THREADS) as pool:
+                ends = list(pool.map(append, range(self.partitions(topic))))
         except sqlite_partition.WriteRefused as error:
             raise BatchConflict(str(error)) from None
-        return offsets
+        # A partition that was lost and recreated is not part of the topic's positions.
+        return {partition: offset for partition, identity, offset in ends if identity == log}
 
     def append_batch(
         self,

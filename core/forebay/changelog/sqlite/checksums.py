@@ -5,7 +5,7 @@ Imports only the standard library: the Spark sink ships this module to executors
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -29,6 +29,19 @@ def checksum(offset: int, key: bytes, value: bytes | None, timestamp_ms: int, he
     """The CRC-32 of a record's key and value, begun with its numbers: all bits of these count."""
     numbers = offset + timestamp_ms + heartbeat + (0 if value is not None else 2)
     return crc32(value or b"", crc32(key, (numbers + (numbers >> 31)) & _MASK))
+
+
+def with_checksums(offset: int, rows: Sequence[tuple[bytes, bytes | None, int]]) -> list[Any]:
+    """Offset, key, value, timestamp and checksum of rows from an offset on, one after another in one list."""
+    keys, values, timestamps_ms = zip(*rows, strict=True)
+    # As in ``checksum``, whose call for each row would cost a tenth of a batch's speed.
+    numbers = [at + row[2] + (0 if row[1] is not None else 2) for at, row in enumerate(rows, offset)]
+    seeds = [(number + (number >> 31)) & _MASK for number in numbers]
+    flat: list[Any] = [None] * (5 * len(rows))
+    flat[0::5] = range(offset, offset + len(rows))
+    flat[1::5], flat[2::5], flat[3::5] = keys, values, timestamps_ms
+    flat[4::5] = map(crc32, [value or b"" for value in values], map(crc32, keys, seeds))
+    return flat
 
 
 def check(rows: Iterable[Any], checked_from: int) -> Checked:

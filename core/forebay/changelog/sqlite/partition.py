@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import sqlite3
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from forebay.changelog.heartbeat_keys import heartbeat_key
-from forebay.changelog.sqlite.checksums import Row, checksum
+from forebay.changelog.sqlite.checksums import Row, checksum, with_checksums
 
 _FORMAT = 2
 _CHECKSUMS_SINCE = 2
@@ -24,7 +25,7 @@ _BATCHES_KEPT = 64
 _WAL_ATTEMPTS = 250
 _PATIENCE_S = 120
 """How long to wait for another holder of a log's write lock: another query may have millions of rows to write."""
-_CHUNK = 4096
+_CHUNK = 4000
 DIRECTORY_ID_FILE = "directory.id"
 
 _SCHEMA = """
@@ -44,7 +45,12 @@ CREATE TABLE IF NOT EXISTS writer (
 """
 
 
-_INSERT = "INSERT INTO log (offset, key, value, timestamp_ms, heartbeat, checksum) VALUES (?, ?, ?, ?, ?, ?)"
+_INSERT_INTO = "INSERT INTO log (offset, key, value, timestamp_ms, heartbeat, checksum) VALUES "
+_INSERT = f"{_INSERT_INTO}(?, ?, ?, ?, ?, ?)"
+_AT_ONCE = 50
+"""Rows of one statement: SQLite takes a quarter less time for them than row by row."""
+_PARAMETERS = 5
+"""Those of a row in such a statement."""
 
 
 class WriteRefused(Exception):
@@ -401,9 +407,17 @@ def _append(
     digest, count = hashlib.blake2b(digest_size=16), 0
     for chunk in _chunks(rows):
         _add_to_digest(digest, chunk, timed)
-        connection.executemany(_INSERT, [_row(offset + count + i, *row, 0) for i, row in enumerate(chunk)])
+        _insert(connection, with_checksums(offset + count, chunk))
         count += len(chunk)
     return count, digest.digest()
+
+
+def _insert(connection: sqlite3.Connection, flat: list[Any]) -> None:
+    """Insert what ``with_checksums`` returned."""
+    for at in range(0, len(flat), _AT_ONCE * _PARAMETERS):
+        parameters = flat[at : at + _AT_ONCE * _PARAMETERS]
+        rows = ",".join(["(?, ?, ?, ?, 0, ?)"] * (len(parameters) // _PARAMETERS))
+        connection.execute(f"{_INSERT_INTO}{rows}", parameters)
 
 
 def _row(offset: int, key: bytes, value: bytes | None, timestamp_ms: int, heartbeat: int) -> Row:
@@ -426,13 +440,8 @@ def _misses_a_key(
 def _chunks(
     rows: Iterable[tuple[bytes, bytes | None, int]],
 ) -> Iterator[list[tuple[bytes, bytes | None, int]]]:
-    chunk: list[tuple[bytes, bytes | None, int]] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == _CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
+    remaining = iter(rows)
+    while chunk := list(itertools.islice(remaining, _CHUNK)):
         yield chunk
 
 
