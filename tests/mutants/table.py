@@ -2517,7 +2517,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "null-order-written",
         "a row without an order is refused",
-        "forebay.spark.executor:partition_rows",
+        "forebay.spark.executor:place_rows",
         "if orderless:",
         "if False:",
         ("end_to_end/test_spark_sink.py::test_latest_by_rejects_null_and_equal_orders",),
@@ -2525,9 +2525,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "equal-orders-written",
         "two rows of one key and one order are refused unless something orders them",
-        "forebay.spark.executor:_checked",
+        "forebay.spark.executor:checked",
         "if target.latest and value == previous[1]:",
         "if target.latest:",
-        ("end_to_end/test_spark_sink.py::test_latest_by_rejects_null_and_equal_orders",),
+        ("core/spark/test_executor.py::test_values_of_one_order_are_refused_unless_equal",),
     ),
 )

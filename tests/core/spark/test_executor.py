@@ -1,10 +1,12 @@
 import contextlib
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.record_orders import with_order
 
 pytestmark = pytest.mark.spark
 
@@ -88,3 +90,18 @@ def test_a_log_that_cannot_be_written_is_named(target, missing):
         path.write_bytes(b"not a database" * 100)
     with pytest.raises(WriteRefused, match=r"0\.db cannot be written"):
         list(write_rows(target)(placed([b"k%d" % n for n in range(20)])))
+
+
+def test_values_of_one_order_are_refused_unless_equal(target):
+    """Sources deliver records again, but of two values of one order nothing says which is the latest."""
+    from forebay.changelog.sqlite.partition import WriteRefused
+    from forebay.spark.executor import checked
+
+    latest = dataclasses.replace(target, latest=True)
+    key, later = with_order(b"k", 1), with_order(b"k", 2)
+    assert list(checked([(key, b"1", 0), (key, b"1", 0), (later, b"2", 0)], latest)) == [
+        (key, b"1", 0),
+        (later, b"2", 0),
+    ]
+    with pytest.raises(WriteRefused, match="more than one row for the key b'k' of 'w' with the order 1"):
+        list(checked([(key, b"1", 0), (key, b"2", 0)], latest))
