@@ -34,7 +34,7 @@ _LIMITS = {
         "broker takes 0.62 where it took 0.21, the applier and Kafka's client 0.32 where they took 0.17"
     ),
     ("sink to SQLite, a batch of 100 rows", "foreachBatch to Parquet"): (
-        "a batch through any function in Python takes 0.09 s; the commits and heartbeats of four partitions the rest"
+        "a batch through any function in Python takes 0.09 s, and commits and heartbeats of four partitions follow"
     ),
     ("sink to Kafka, a batch of 100 rows", "foreachBatch to Parquet"): (
         "rows go to Python twice, so that all are checked before the first is sent, and two transactions follow"
