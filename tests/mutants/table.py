@@ -500,7 +500,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "list-in-a-replay",
         "no replica in the middle of a replay gives a list",
-        "forebay_worker.reads.scans:Scans._page",
+        "forebay_worker.reads.scans:Scans._reading",
         "if problem is not None:",
         "if False:",
         ("end_to_end/test_replay.py::test_a_replaying_replica_answers_no_miss_or_list",),
@@ -848,7 +848,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "cursor-without-position",
         "a later page is read at the position of the one before, at least",
-        "forebay_worker.reads.scans:Scans._page",
+        "forebay_worker.reads.scans:Scans._reading",
         "if cursor is not None and cursor.position is not None:",
         "if False:",
         ("service/reads/test_bounds_check.py::test_a_later_page_needs_the_position_of_the_one_before",),

@@ -70,8 +70,9 @@ class Scans:
         pages: list[ScanPage] = []
         read_boot_ms: list[float] = []
         for partition in self._partitions(scan, cursor, parameters):
-            read_boot_ms.append(boot_ms())
-            pages.append(await self._page(scan, partition, cursor, parameters, page_bytes))
+            page = ScanPage()
+            await in_turns(self._reading(page, read_boot_ms, scan, partition, cursor, parameters, page_bytes))
+            pages.append(page)
         tolerance = self._admission.tolerance(scan.spec, parameters)
         for page, at_boot_ms in zip(pages, read_boot_ms, strict=True):
             lag = Lag(**page.source["lag"]).aged(boot_ms() - at_boot_ms)
@@ -105,10 +106,23 @@ class Scans:
                     raise
         return held
 
-    async def _page(
-        self, scan: Scan, partition: int, cursor: Cursor | None, parameters: ReadParameters, page_bytes: int
-    ) -> ScanPage:
+    def _reading(
+        self,
+        page: ScanPage,
+        read_boot_ms: list[float],
+        scan: Scan,
+        partition: int,
+        cursor: Cursor | None,
+        parameters: ReadParameters,
+        page_bytes: int,
+    ) -> Iterator[None]:
+        """Read one partition's page, and note when.
+
+        Its replica is admitted in the step that begins to read: what was true before others had their turns need
+        not be true any more.
+        """
         admission = self._admission
+        read_boot_ms.append(boot_ms())
         replica = admission.replica(scan.spec, partition)
         admitted = admission.admit(replica, parameters)
         if cursor is not None and cursor.position is not None:
@@ -116,10 +130,8 @@ class Scans:
         problem = why_unproven(admitted, scan.spec, scan.plain)
         if problem is not None:
             raise admission.refusal(admitted, problem)
-        page = ScanPage()
-        await in_turns(_read_page(page, scan, admitted, cursor, parameters.limit, page_bytes))
+        yield from _read_page(page, scan, admitted, cursor, parameters.limit, page_bytes)
         page.source = _source(admission, admitted)
-        return page
 
 
 def _read_page(

@@ -1,6 +1,8 @@
 """Lists of one worker: how much they scan per page, and which times they return."""
 
+import asyncio
 import base64
+import itertools
 import json
 import random
 import struct
@@ -10,15 +12,16 @@ import msgpack
 import pytest
 
 from forebay.clock import boot_ms
-from forebay.errors import BadParameter
+from forebay.errors import BadParameter, NotReady
 from forebay.rest.large_answers import LargeAnswer
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import READ_ROUTES
 from forebay.rest.scans import SCAN_ROUTES, Cursor, ScanRoute, make_scan
+from forebay.rest.turns import in_turns
 from forebay.state_store import CommittedOffset
 from forebay.task_ids import TopicPartition
 from forebay_worker.reads import scans
-from forebay_worker.reads.bounds_check import Admission
+from forebay_worker.reads.bounds_check import Admission, Refused
 from forebay_worker.reads.scans import Scans
 from tests.support.held_reads import held
 
@@ -109,6 +112,20 @@ async def test_time_range_selects_overlapping_kept_entries(tmp_path):
                 for start, end in times
                 if end > 4_000 and start < end_ms and (start >= start_ms if kind == "window" else end >= start_ms)
             }
+
+
+async def test_a_list_is_admitted_when_its_turn_comes(tmp_path):
+    """One that was consistent before the list waited for it may be in the middle of a replay by then."""
+    admission, replica = held(tmp_path)
+    others = asyncio.create_task(in_turns(range(10), clock=itertools.count().__next__))
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(listed(admission, "entries", ""))
+    await asyncio.sleep(0)
+    replica.publish(restored=False)
+    with pytest.raises(Refused) as refusal:
+        await waiting
+    assert isinstance(refusal.value.problem, NotReady)
+    assert await others == list(range(10))
 
 
 async def test_a_page_of_large_values_ends_early(tmp_path):
