@@ -121,7 +121,7 @@ class Layout:
     def timed(self) -> bool:
         """Whether the rows have timestamps of their own, rather than the time of writing.
 
-        Why that is no column: Spark would compile the batch's code anew for each other time.
+        Why that is no column: the plan of each batch stays the same, with the code that Spark compiled for it.
         """
         return columns_of(self.spec).timestamp(self.order_by) is not None
 
