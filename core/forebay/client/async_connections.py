@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Mapping
-from pathlib import Path
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
 import httpx
 
-from forebay.bearer_tokens import token_headers
 from forebay.client import processes
+from forebay.client.client_connections import ClientConnections
 from forebay.client.exchange import Open, Opened, Send
-from forebay.client.proxies import Proxy
 from forebay.client.transports import CLOSED, NO_LOOP, OTHER_LOOP, OTHER_PROCESS, async_pool, origin
 from forebay.errors import ClientUnusable
 
@@ -28,27 +25,11 @@ AsyncTurn = contextlib.nullcontext
 """Tasks that wait for the same changes take no turns."""
 
 
-class AsyncConnections:
+class AsyncConnections(ClientConnections[httpx.AsyncBaseTransport]):
     """Sends requests and reads streams, over connections of the running event loop."""
 
-    def __init__(
-        self,
-        token: str | None = None,
-        verify: ssl.SSLContext | bool = True,
-        transport: httpx.AsyncBaseTransport | None = None,
-        proxies: Mapping[str, Proxy] | None = None,
-        sockets: Mapping[str, Path] | None = None,
-    ) -> None:
-        self._headers = token_headers(token)
-        self._own_transport = transport
-        self._proxies = proxies or {}
-        self._sockets = sockets or {}
-        self._verify = None if transport is not None else httpx.create_ssl_context(verify)
-        self._lock = threading.Lock()
+    def _begin(self) -> None:
         self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
-        self._unusable: str | None = None
-        """Why there are no connections any more."""
-        processes.renew_on_fork(self)
 
     def _connect(self) -> httpx.AsyncClient:
         if self._verify is None:

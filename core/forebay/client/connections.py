@@ -5,17 +5,13 @@
 
 from __future__ import annotations
 
-import ssl
 import threading
-from collections.abc import Mapping
-from pathlib import Path
 
 import httpx
 
-from forebay.bearer_tokens import token_headers
 from forebay.client import processes
+from forebay.client.client_connections import ClientConnections
 from forebay.client.exchange import Open, Opened, Send
-from forebay.client.proxies import Proxy
 from forebay.client.transports import CLOSED, OTHER_PROCESS, origin, pool, shut_down
 from forebay.errors import ClientUnusable
 
@@ -23,28 +19,12 @@ Turn = threading.Lock
 """Threads that wait for the same changes take turns."""
 
 
-class Connections:
+class Connections(ClientConnections[httpx.BaseTransport]):
     """Sends requests and reads streams, over connections of this process."""
 
-    def __init__(
-        self,
-        token: str | None = None,
-        verify: ssl.SSLContext | bool = True,
-        transport: httpx.BaseTransport | None = None,
-        proxies: Mapping[str, Proxy] | None = None,
-        sockets: Mapping[str, Path] | None = None,
-    ) -> None:
-        self._headers = token_headers(token)
-        self._own_transport = transport
-        self._proxies = proxies or {}
-        self._sockets = sockets or {}
-        self._verify = None if transport is not None else httpx.create_ssl_context(verify)
-        self._lock = threading.Lock()
+    def _begin(self) -> None:
         self._pools: list[httpx.HTTPTransport] = []
         self._http: httpx.Client | None = self._connect()
-        self._unusable: str | None = None
-        """Why there are no connections any more."""
-        processes.renew_on_fork(self)
 
     @property
     def http(self) -> httpx.Client:
