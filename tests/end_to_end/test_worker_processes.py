@@ -33,6 +33,15 @@ class Served:
     def second(self) -> str:
         return next_to(self.worker)
 
+    @property
+    def processes(self) -> list[str]:
+        return [self.worker, self.second, self.elsewhere, next_to(self.elsewhere)]
+
+    def actives(self) -> set[str]:
+        """The processes with an active of the first store."""
+        found = self.cluster.roles(self.router, "counts")
+        return {host for roles in found.values() for host, role in roles.items() if role == "active"}
+
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
@@ -48,8 +57,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         cluster.start_worker(elsewhere, "--processes", "2")
         cluster.wait_ready(worker)
         router = cluster.start_router()
+        served = Served(cluster, worker, elsewhere, router, process_id)
+        # The copies that a newcomer catches up on count as replicas before it has an active.
+        wait_until(lambda: set(served.processes) <= served.actives(), "an active on each process")
         cluster.wait_settled(router)
-        yield Served(cluster, worker, elsewhere, router, process_id)
+        yield served
 
 
 def successive_ports() -> int:
@@ -97,10 +109,8 @@ def test_first_process_keeps_the_single_process_state(served):
 
 def test_standbys_are_on_other_machines_than_their_actives(served):
     """Tasks are divided among all processes."""
-    found = served.cluster.roles(served.router, "counts")
-    actives = {host for roles in found.values() for host, role in roles.items() if role == "active"}
-    assert actives == {served.worker, served.second, served.elsewhere, next_to(served.elsewhere)}
-    for roles in found.values():
+    assert served.actives() == set(served.processes)
+    for roles in served.cluster.roles(served.router, "counts").values():
         assert len({host.split(":")[0] for host in roles}) == 2
 
 
