@@ -236,7 +236,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.compaction:_find_compactable",
         "now_ms - limits.min_compaction_lag_ms",
         "now_ms",
-        ("core/changelog/test_sqlite_compaction.py::test_records_within_the_minimum_lag_stay",),
+        ("core/changelog/sqlite/test_compaction.py::test_records_within_the_minimum_lag_stay",),
     ),
     Mutant(
         "tombstone-floor-stays",
@@ -244,7 +244,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.compaction:compact",
         "found.tombstones, raise_floor=True",
         "found.tombstones",
-        ("core/changelog/test_sqlite_compaction.py::test_old_tombstones_go_and_the_floor_says_up_to_where",),
+        ("core/changelog/sqlite/test_compaction.py::test_old_tombstones_go_and_the_floor_says_up_to_where",),
     ),
     Mutant(
         "current-while-written-to",
@@ -252,7 +252,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.consumer:SqliteConsumer.current",
         "tp not in self._unread and tp not in self._unsettled",
         "tp not in self._unread",
-        ("core/changelog/test_sqlite.py::test_log_is_not_current_during_an_open_commit",),
+        ("core/changelog/sqlite/test_changelog.py::test_log_is_not_current_during_an_open_commit",),
     ),
     Mutant(
         "diverged-log-read",
@@ -624,7 +624,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.client.scattered_page:_ScatteredPage._mismatch",
         'if document["scan"] != self._scan.digest.hex():',
         "if False:",
-        ("core/test_scattered_page.py::test_a_page_of_another_list_is_not_used",),
+        ("core/client/test_scattered_page.py::test_a_page_of_another_list_is_not_used",),
     ),
     Mutant(
         "client-list-not-renewed",
@@ -632,7 +632,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.client.scattered_page:_ScatteredPage._renew_early",
         "if early:",
         "if False:",
-        ("core/test_scattered_page.py::test_a_part_that_left_its_bounds_meanwhile_is_read_again",),
+        ("core/client/test_scattered_page.py::test_a_part_that_left_its_bounds_meanwhile_is_read_again",),
     ),
     Mutant(
         "client-partition-takes-all-time",
@@ -640,7 +640,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.client.scattered_page:_ScatteredPage._fetch",
         "left_ms / (len(parts) - done)",
         "left_ms",
-        ("core/test_scattered_page.py::test_a_partition_without_a_worker_is_missing_in_all_pages",),
+        ("core/client/test_scattered_page.py::test_a_partition_without_a_worker_is_missing_in_all_pages",),
     ),
     Mutant(
         "retention-one-off",
@@ -1118,7 +1118,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.partition:append_batch",
         "if marker is not None and (count, digest) == marker[:2]:",
         "if False:",
-        ("core/changelog/test_sqlite_partition.py::test_repeated_batch_returns_the_first_result",),
+        ("core/changelog/sqlite/test_partition.py::test_repeated_batch_returns_the_first_result",),
     ),
     Mutant(
         "batch-differs",
@@ -1126,7 +1126,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.partition:append_batch",
         "if marker is not None and (batch_id != newest or ",
         "if marker is not None and (",
-        ("core/changelog/test_sqlite_partition.py::test_other_values_of_a_batch_before_the_newest_are_refused",),
+        ("core/changelog/sqlite/test_partition.py::test_other_values_of_a_batch_before_the_newest_are_refused",),
     ),
     Mutant(
         "batch-older-than-known",
@@ -1134,7 +1134,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.partition:append_batch",
         "batch_id <= newest - _BATCHES_KEPT",
         "False",
-        ("core/changelog/test_sqlite_partition.py::test_a_batch_older_than_all_that_is_remembered_is_refused",),
+        ("core/changelog/sqlite/test_partition.py::test_a_batch_older_than_all_that_is_remembered_is_refused",),
     ),
     Mutant(
         "tombstone-like-empty-value",
@@ -1142,7 +1142,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.partition:_add_to_digest",
         "-1 if value is None else len(value)",
         'len(value or b"")',
-        ("core/changelog/test_sqlite_partition.py::test_an_empty_value_is_no_tombstone_in_a_repeat",),
+        ("core/changelog/sqlite/test_partition.py::test_an_empty_value_is_no_tombstone_in_a_repeat",),
     ),
     Mutant(
         "superseded-query-writes",
@@ -1150,7 +1150,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.partition:claim_writer",
         "elif row[0]:",
         "elif False:",
-        ("core/changelog/test_sqlite_partition.py::test_superseded_query_is_refused",),
+        ("core/changelog/sqlite/test_partition.py::test_superseded_query_is_refused",),
     ),
     Mutant(
         "partitioner-of-another",
@@ -1263,7 +1263,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.sqlite.database:GroupTransaction.put_assignment",
         "WHERE leader = ? AND leader_until > ? AND incarnation = ? AND generation = ?",
         "WHERE ? <> '' AND ? <> 0 AND incarnation = ? AND ? IS NOT NULL",
-        ("service/group/test_sqlite.py::test_leader_stopped_within_its_round_changes_nothing",),
+        ("service/group/sqlite/test_membership.py::test_leader_stopped_within_its_round_changes_nothing",),
     ),
     Mutant(
         "leases-outlive-a-reboot",
@@ -1271,7 +1271,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.sqlite.database:GroupTransaction.void_leases_of_another_boot",
         "if of != boot_id:",
         "if False:",
-        ("service/group/test_sqlite.py::test_a_member_lost_at_reboot_gets_no_task",),
+        ("service/group/sqlite/test_membership.py::test_a_member_lost_at_reboot_gets_no_task",),
     ),
     Mutant(
         "generations-begin-again",
@@ -1279,7 +1279,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.sqlite.membership:SqliteMembership._renew",
         "Generation(mine.known_generation.incarnation + 1, 0)",
         "Generation(mine.known_generation.incarnation, 0)",
-        ("service/group/test_sqlite.py::test_restored_backup_exceeds_known_generations",),
+        ("service/group/sqlite/test_membership.py::test_restored_backup_exceeds_known_generations",),
     ),
     Mutant(
         "leader-of-another-topology",
@@ -1287,7 +1287,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.leadership:may_lead",
         "mine in foremost if led else mine == foremost[0]",
         "True",
-        ("service/group/test_sqlite.py::test_other_topologys_member_does_not_lead",),
+        ("service/group/sqlite/test_membership.py::test_other_topologys_member_does_not_lead",),
     ),
     Mutant(
         "obstructed-copies-dropped",
@@ -1311,7 +1311,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.consumer:SqliteConsumer._read",
         "after - position != len(records)",
         "False",
-        ("core/changelog/test_sqlite.py::test_gap_is_reported_only_over_compacted_offsets",),
+        ("core/changelog/sqlite/test_changelog.py::test_gap_is_reported_only_over_compacted_offsets",),
     ),
     Mutant(
         "failover-moves-others",
@@ -1335,7 +1335,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.absences:Absences.__init__",
         "self._delay_ms = standby_rebuild_delay_ms",
         "self._delay_ms = 0",
-        ("service/group/test_sqlite.py::test_unresponsive_members_actives_move_after_its_session",),
+        ("service/group/sqlite/test_membership.py::test_unresponsive_members_actives_move_after_its_session",),
     ),
     Mutant(
         "lease-by-a-late-answer",
@@ -1399,7 +1399,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.kafka.membership:KafkaMembership._on_empty_round",
         "if not self._missed_round:",
         "if True:",
-        ("service/group/test_kafka_rounds.py::test_missed_assignment_extends_no_lease",),
+        ("service/group/kafka/test_membership.py::test_missed_assignment_extends_no_lease",),
     ),
     Mutant(
         "unfinished-round-forgotten",
@@ -1407,7 +1407,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.kafka.membership:KafkaMembership.subscription",
         "self._round_is_open or self._clock()",
         "self._clock()",
-        ("service/group/test_kafka_rounds.py::test_leader_exceeds_the_generation_it_never_followed",),
+        ("service/group/kafka/test_membership.py::test_leader_exceeds_the_generation_it_never_followed",),
     ),
     Mutant(
         "lease-by-a-recreated-group",
@@ -1431,7 +1431,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.group.group_member:GroupMember._formed_at",
         "began + self._times.initial_rebalance_delay_ms",
         "began",
-        ("service/group/test_sqlite.py::test_the_first_assignment_waits_for_the_others",),
+        ("service/group/sqlite/test_membership.py::test_the_first_assignment_waits_for_the_others",),
     ),
     Mutant(
         "session-expires-by-its-start",
@@ -1439,7 +1439,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.compaction:_time_ms",
         "split_changelog(key, 0).times_ms[0]",
         "split_changelog(key, 0).times_ms[-1]",
-        ("core/changelog/test_sqlite_compaction.py::test_a_session_expires_by_its_end",),
+        ("core/changelog/sqlite/test_compaction.py::test_a_session_expires_by_its_end",),
     ),
     Mutant(
         "start-older-than-the-last",
@@ -1463,7 +1463,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.partition:check_directory",
         "if found != directory_id:",
         "if False:",
-        ("core/changelog/test_sqlite_partition.py::test_executor_with_another_directory_is_refused",),
+        ("core/changelog/sqlite/test_partition.py::test_executor_with_another_directory_is_refused",),
     ),
     Mutant(
         "partition-count-changed",
@@ -1471,7 +1471,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.changelog:SqliteChangelog._require_count",
         "if found != partitions:",
         "if False:",
-        ("core/changelog/test_sqlite.py::test_partition_count_mismatch_names_topic_and_remedy",),
+        ("core/changelog/sqlite/test_changelog.py::test_partition_count_mismatch_names_topic_and_remedy",),
     ),
     # The router.
     Mutant(
@@ -1608,7 +1608,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.client.known_workers:KnownWorkers.adopt",
         "if newer.generation < self.map.generation:",
         "if False:",
-        ("core/test_known_workers.py::test_an_older_map_is_not_taken",),
+        ("core/client/test_known_workers.py::test_an_older_map_is_not_taken",),
     ),
     Mutant(
         "another-worker-believed",
@@ -1616,7 +1616,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.client.worker_read:WorkerRead._on_content",
         "if other is not None:",
         "if False:",
-        ("core/test_known_workers.py::test_address_of_another_worker_is_not_trusted",),
+        ("core/client/test_known_workers.py::test_address_of_another_worker_is_not_trusted",),
     ),
     Mutant(
         "keys-refused-by-one-replica-given-up",
@@ -1624,7 +1624,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.client.key_batches:refused_by_partition",
         "result.status in OF_THE_REPLICA",
         "False",
-        ("core/test_known_workers.py::test_batch_keys_are_retried_on_other_replicas",),
+        ("core/client/test_known_workers.py::test_batch_keys_are_retried_on_other_replicas",),
     ),
     Mutant(
         "own-host-ignored",
@@ -1737,7 +1737,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_router.reads.replica_read:ReplicaRead.refusal",
         '{"late": late',
         '{"late": refusal',
-        ("core/test_client.py::test_unresponsive_servers_exceed_the_deadline",),
+        ("core/client/test_client.py::test_unresponsive_servers_exceed_the_deadline",),
     ),
     Mutant(
         "conflict-not-final",
@@ -2043,7 +2043,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.checksums:check",
         "!= expected",
         "!= expected and expected is None",
-        ("core/changelog/test_sqlite_checksums.py::test_a_digit_that_the_disk_changed_is_noticed",),
+        ("core/changelog/sqlite/test_checksums.py::test_a_digit_that_the_disk_changed_is_noticed",),
     ),
     Mutant(
         "checksum-lost",
@@ -2051,7 +2051,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.checksums:check",
         "or offset >= checked_from",
         "",
-        ("core/changelog/test_sqlite_checksums.py::test_nothing_from_a_damaged_record_on_is_delivered",),
+        ("core/changelog/sqlite/test_checksums.py::test_nothing_from_a_damaged_record_on_is_delivered",),
     ),
     Mutant(
         "damaged-record-compacted",
@@ -2059,7 +2059,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.compaction:_delete",
         "if damaged is not None:",
         "if False:",
-        ("core/changelog/test_sqlite_checksums.py::test_compaction_removes_no_damaged_record",),
+        ("core/changelog/sqlite/test_checksums.py::test_compaction_removes_no_damaged_record",),
     ),
     Mutant(
         "log-format",
@@ -2334,7 +2334,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.sqlite.changelog:SqliteChangelog.has_written",
         "not here and identity != log",
         "False",
-        ("core/changelog/test_sqlite.py::test_log_without_a_partition_lacks_a_querys_writes",),
+        ("core/changelog/sqlite/test_changelog.py::test_log_without_a_partition_lacks_a_querys_writes",),
     ),
     # The state tap: the log has the state, and each batch once.
     Mutant(
@@ -2488,7 +2488,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.kafka.records:record_with_headers",
         "elif name == DELETED_HEADER:",
         "elif False:",
-        ("core/changelog/test_kafka_latest_by.py::test_kafka_compaction_keeps_the_highest_order",),
+        ("core/changelog/kafka/test_latest_by.py::test_kafka_compaction_keeps_the_highest_order",),
     ),
     Mutant(
         "highest-order-given-a-tombstone",
@@ -2496,7 +2496,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.kafka.superseded:_SUPERSEDED",
         "record_order < highest",
         "record_order <= highest",
-        ("core/changelog/test_kafka_latest_by.py::test_kafka_compaction_keeps_the_highest_order",),
+        ("core/changelog/kafka/test_latest_by.py::test_kafka_compaction_keeps_the_highest_order",),
     ),
     Mutant(
         "tombstones-for-tombstones",
@@ -2504,7 +2504,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay.changelog.kafka.superseded:_row",
         "message.value() is None",
         "False",
-        ("core/changelog/test_kafka_latest_by.py::test_kafka_compaction_keeps_the_highest_order",),
+        ("core/changelog/kafka/test_latest_by.py::test_kafka_compaction_keeps_the_highest_order",),
     ),
     Mutant(
         "orders-unsigned",

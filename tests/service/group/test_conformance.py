@@ -1,7 +1,7 @@
 """What a membership promises, whatever carries it: each backend's own rounds, in virtual time.
 
 A backend takes part with a ``SimulatedGroup``: SQLite with its database, Kafka with a simulated coordinator. What
-a real broker does is in ``test_kafka``.
+a real broker does is in ``kafka/test_protocol.py``.
 """
 
 import zlib

@@ -16,7 +16,7 @@ from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.topology import StoreSpec
-from tests.core.changelog.test_sqlite_partition import Logged, Row, append, beat, fold, logged, rows_of, state
+from tests.core.changelog.sqlite.test_partition import Logged, Row, append, beat, fold, logged, rows_of, state
 
 DAY_MS = 86_400_000
 LATEST = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)

@@ -7,7 +7,7 @@ import pytest
 from forebay.changelog.record_headers import DELETED_HEADER, HEARTBEAT_HEADER
 from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.record_orders import split_order, with_order
-from tests.core.changelog.test_kafka import COMPACTED_AT_ONCE
+from tests.core.changelog.kafka.test_changelog import COMPACTED_AT_ONCE
 from tests.support.kafka_topics import Reader, Writer, made, spec
 
 pytestmark = pytest.mark.kafka

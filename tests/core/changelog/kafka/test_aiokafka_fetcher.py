@@ -1,4 +1,4 @@
-"""What a replay reads of a real broker's topics, beside what ``test_kafka`` asks of every reader."""
+"""What a replay reads of a real broker's topics, beside what ``test_changelog`` asks of every reader."""
 
 import random
 from collections.abc import Iterator

@@ -19,9 +19,9 @@ from forebay.changelog.sqlite.partition import WriteRefused
 from forebay.errors import ChangelogError
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
-from tests.core.changelog.test_sqlite import append, consuming, pairs, poll_one
-from tests.core.changelog.test_sqlite_partition import append as append_to
-from tests.core.changelog.test_sqlite_partition import beat, logged, rows_of
+from tests.core.changelog.sqlite.test_changelog import append, consuming, pairs, poll_one
+from tests.core.changelog.sqlite.test_partition import append as append_to
+from tests.core.changelog.sqlite.test_partition import beat, logged, rows_of
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)
 
