@@ -26,6 +26,8 @@ class AnsweringServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 256
+    """Beyond the five of the library, connections that are begun together wait a second or three."""
 
     def __init__(self, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         super().__init__(address, _Handler)
