@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from forebay.authentication import Authenticator
@@ -55,6 +55,7 @@ from forebay.rest.routes import (
     add_read_route,
     crashes_counted,
 )
+from forebay.rest.streamed_response import StreamedResponse
 from forebay.rest.ticket_routes import add_ticket_route
 from forebay.rest.tickets import Tickets, ticket_key_of
 from forebay.shapes.status import RouterStatus
@@ -210,7 +211,7 @@ async def _list(
         return _ListResponse(first, body, admission.pop_all(), router.timeout_ms(parameters))
 
 
-class _ListResponse(StreamingResponse):
+class _ListResponse(StreamedResponse):
     """A list that is streamed, and cut for a client that reads none of it within the request's time."""
 
     def __init__(

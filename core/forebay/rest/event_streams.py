@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
-from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from forebay.errors import BadRequest, NotReady, Problem
@@ -15,6 +14,7 @@ from forebay.rest.client_disconnect import left
 from forebay.rest.events import COMMENT, EVENTS_MEDIA_TYPE, EncodedEvents, Event
 from forebay.rest.guard import later_refusal
 from forebay.rest.limits import Limit, Peer
+from forebay.rest.streamed_response import StreamedResponse
 
 RETRY_MS = 1_000
 """When a client reconnects to a stream that ended."""
@@ -133,7 +133,7 @@ def _encoded(event: Event | EncodedEvents | None) -> bytes:
     return COMMENT if event is None else event.encode()
 
 
-class EventStream(StreamingResponse):
+class EventStream(StreamedResponse):
     """A response of events; it counts as open until it is sent or the client has left."""
 
     def __init__(
@@ -147,7 +147,7 @@ class EventStream(StreamingResponse):
         self._streams = streams
         self._first = first
         self._events = events
-        self._release = release
+        self._release: Callable[[], None] | None = release
         self._scope: Scope = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -156,7 +156,13 @@ class EventStream(StreamingResponse):
             async with contextlib.aclosing(self._events):
                 await super().__call__(scope, receive, send)
         finally:
+            self.release()
+
+    def release(self) -> None:
+        """Count as open no more."""
+        if self._release is not None:
             self._release()
+            self._release = None
 
     async def stream_response(self, send: Send) -> None:
         """Send the head, the events and the end."""

@@ -20,9 +20,11 @@ from forebay.rest.answers import HttpAnswer
 from forebay.rest.changes import KEEP_ALIVE_MS, is_transient, require_followed
 from forebay.rest.event_streams import Events, problem_event
 from forebay.rest.events import Event
+from forebay.rest.paced_wakes import paced_wakes
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.statuses import AT_FAULT
 from forebay.timeouts import running_timeout
+from forebay_router.cluster.cluster import Cluster
 from forebay_router.reads.attempts import Attempt, refusal
 from forebay_router.reads.replica_request import ReplicaRequest
 from forebay_router.router import Router
@@ -36,7 +38,7 @@ _STEADY_MS = 1_000.0
 """A worker that served for this long counts as found: the next search starts with the shortest pause again."""
 _LEAST_ATTEMPT_MS, _MOST_ATTEMPT_MS = 50.0, 5_000.0
 _LEAST_TURN_MS = 500.0
-_HEALTH_CHECK_INTERVAL_S = 1.0
+_HEALTH_CHECK_INTERVAL_MS = 1_000.0
 _SILENCE_MS = 2_000.0
 """How much longer than its comment interval a worker may be silent on a stream."""
 _HANGING_MS = 1_000.0
@@ -96,15 +98,17 @@ class RoutedChanges:
         """The events of the best replica that has any, until it is lost; raises ``Problem`` if none has."""
         host, upstream, event = await self._connect()
         since = boot_ms()
+        watch = _SilenceWatch(self._router.cluster, host, upstream)
         try:
             while event is None or event.name != "problem":
                 self._note(event)
                 yield event
-                event = await self._next(host, upstream)
+                event = await watch.next()
             self._refused(host, event)
         except OSError as error:
             self._lost(host, error)
         finally:
+            watch.end()
             upstream.close()
         self._last_event_boot_ms = boot_ms()
         self._due_boot_ms = self._router.deadline(self._parameters)
@@ -163,21 +167,6 @@ class RoutedChanges:
         finally:
             turn.release()
 
-    async def _next(self, host: HostInfo, upstream: EventUpstream) -> Event | None:
-        """The worker's next event; raises ``OSError`` if the worker is lost, or silent for too long."""
-        since = well_boot_ms = boot_ms()
-        hanging_ms = random.uniform(1, 2) * _HANGING_MS
-        while True:
-            try:
-                async with asyncio.timeout(_HEALTH_CHECK_INTERVAL_S):
-                    return await upstream.next()
-            except TimeoutError:
-                now = boot_ms()
-                if self._router.cluster.is_healthy(host):
-                    well_boot_ms = now
-                if now - well_boot_ms > hanging_ms or now - since > KEEP_ALIVE_MS + _SILENCE_MS:
-                    raise
-
     def _note(self, event: Event | None) -> None:
         if event is not None and event.id:
             self._parameters = replace(self._parameters, min_position=decode_position(event.id))
@@ -203,6 +192,56 @@ class RoutedChanges:
         else:
             self._router.cluster.on_unreachable(host)
             self._attempts.append(Attempt(host, type(error).__name__))
+
+
+class _SilenceWatch:
+    """Closes a worker's stream that is silent for too long, or while the worker hangs."""
+
+    def __init__(self, cluster: Cluster, host: HostInfo, upstream: EventUpstream) -> None:
+        self._cluster = cluster
+        self._host = host
+        self._upstream = upstream
+        self._hanging_ms = random.uniform(1, 2) * _HANGING_MS
+        self._waits_since_boot_ms: float | None = None
+        """None while the client has not taken what came last."""
+        self._well_boot_ms = 0.0
+        self._is_silent = self._has_ended = False
+        self._wakes = paced_wakes()
+        self._check_later()
+
+    async def next(self) -> Event | None:
+        """The worker's next event; raises ``OSError`` if the worker is lost, or silent for too long."""
+        self._waits_since_boot_ms = self._well_boot_ms = boot_ms()
+        try:
+            return await self._upstream.next()
+        except OSError:
+            if self._is_silent:
+                raise TimeoutError from None
+            raise
+        finally:
+            self._waits_since_boot_ms = None
+
+    def end(self) -> None:
+        """Watch no more."""
+        self._has_ended = True
+        self._timer.cancel()
+
+    def _check_later(self) -> None:
+        self._timer = self._wakes.at(self._check, boot_ms() + _HEALTH_CHECK_INTERVAL_MS)
+
+    def _check(self) -> None:
+        if self._has_ended:
+            return
+        now, since = boot_ms(), self._waits_since_boot_ms
+        if since is None or self._cluster.is_healthy(self._host):
+            self._well_boot_ms = now
+        if since is not None and (
+            now - self._well_boot_ms > self._hanging_ms or now - since > KEEP_ALIVE_MS + _SILENCE_MS
+        ):
+            self._is_silent = True
+            self._upstream.close()
+            return
+        self._check_later()
 
 
 async def _first(worker: WorkerConnections, request: bytes, left_ms: float) -> tuple[EventUpstream, Event]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 
 from forebay.clock import boot_ms
@@ -12,6 +11,7 @@ from forebay.rest.changes import KEEP_ALIVE_MS, is_transient, require_followed
 from forebay.rest.event_streams import Events, problem_event
 from forebay.rest.events import Event
 from forebay.rest.limits import Peer
+from forebay.rest.paced_wakes import paced_wakes
 from forebay.rest.parameters import ReadParameters
 from forebay_worker.reads.bounded_waits import BoundedWaits
 from forebay_worker.reads.bounds_check import Admission, Refused
@@ -58,7 +58,9 @@ class KeyChanges:
         self._resuming = resuming
         self._peer = peer
         self._woken = asyncio.Event()
+        self._wakes = paced_wakes()
         self._stale = True
+        """Whether the key may have changed since it was read."""
         self._digest: bytes | None = None
         self._read_at = -1
         self._role = ""
@@ -73,7 +75,7 @@ class KeyChanges:
         """
         try:
             replica = self._admission.replica(self._spec, self._partition)
-            with replica.key_watchers.watching(self._key.stored, self._woken.set):
+            with replica.key_watchers.watching(self._key.stored, self._on_change):
                 self._store = replica.view.store
                 while True:
                     event = await self._due(replica)
@@ -148,13 +150,25 @@ class KeyChanges:
         if held is not replica or held.view.store is not self._store:
             raise LogDiverged("The replica was rebuilt; reconnect.", store=self._spec.name)
 
+    def _on_change(self) -> None:
+        self._stale = True
+        self._woken.set()
+
     async def _pause(self) -> None:
-        """Sleep until the key changes and the next change may be sent, or something else is due."""
-        pause_ms = min(_CHECK_MS, self._lag_due_boot_ms - boot_ms())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(pause_ms, 0.0) / 1000):
-                await self._woken.wait()
-        if self._woken.is_set():
-            await asyncio.sleep(max(0.0, self._changed_boot_ms + _LEAST_BETWEEN_CHANGES_MS - boot_ms()) / 1000)
+        """Sleep until the key has changed and that may be sent, or something else is due."""
+        check_boot_ms = boot_ms() + _CHECK_MS
+        while True:
             self._woken.clear()
-            self._stale = True
+            timer = self._wakes.at(self._woken.set, min(check_boot_ms, self._due_boot_ms()))
+            try:
+                await self._woken.wait()
+            finally:
+                timer.cancel()
+            if boot_ms() >= min(check_boot_ms, self._due_boot_ms()):
+                return
+
+    def _due_boot_ms(self) -> float:
+        """When there may be something to send."""
+        if self._stale:
+            return min(self._lag_due_boot_ms, self._changed_boot_ms + _LEAST_BETWEEN_CHANGES_MS)
+        return self._lag_due_boot_ms

@@ -6,12 +6,8 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from weakref import WeakKeyDictionary
 
-from forebay.rest.store_changes.paced_wakes import PacedWakes, Waker
-
-_wakes: WeakKeyDictionary[asyncio.AbstractEventLoop, PacedWakes] = WeakKeyDictionary()
-"""Of all replicas together: thousands may watch keys that change all the time, and reads keep their part."""
+from forebay.rest.paced_wakes import Waker, paced_wakes
 
 
 class KeyWatchers:
@@ -57,5 +53,4 @@ class KeyWatchers:
             self._loop.call_soon_threadsafe(self._begin, watched)
 
     def _begin(self, watched: set[bytes]) -> None:
-        wakes = _wakes.setdefault(asyncio.get_running_loop(), PacedWakes())
-        wakes.add(wake for prefix in watched for wake in self._wakers.get(prefix, ()))
+        paced_wakes().add(wake for prefix in watched for wake in self._wakers.get(prefix, ()))

@@ -1,11 +1,49 @@
+import gc
+import weakref
+
+import pytest
+
 from forebay.rest.garbage import GarbageCollection
 
 
-def test_all_garbage_is_collected_once_memory_has_grown_by_half():
+class Cycle:
+    """Garbage that only a collection frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def thawed():
+    yield
+    gc.unfreeze()
+
+
+def test_all_garbage_is_collected_once_memory_has_grown_fourfold():
     """Replaced objects, however many, cause none."""
     blocks, collected = 1_000, []
     collection = GarbageCollection(lambda: blocks, lambda: collected.append(blocks))
     collection.check()
-    for blocks in (1_200, 1_000, 1_400, 1_600, 1_600, 2_300, 2_500):  # noqa: B007
+    for blocks in (2_000, 1_000, 4_000, 4_100, 4_100, 16_000, 17_000):  # noqa: B007
         collection.check()
-    assert collected == [1_000, 1_600, 2_500]
+    assert collected == [1_000, 4_100, 17_000]
+
+
+def test_what_lasts_is_searched_only_with_all():
+    blocks = 1_000
+    collection = GarbageCollection(lambda: blocks)
+    collection.check()
+    young = Cycle()
+    known = weakref.ref(young)
+    del young
+    collection.check()
+    assert known() is None
+    lasting = Cycle()
+    known = weakref.ref(lasting)
+    collection.check()
+    del lasting
+    collection.check()
+    assert known() is not None
+    blocks = 5_000
+    collection.check()
+    assert known() is None

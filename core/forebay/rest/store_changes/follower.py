@@ -7,9 +7,7 @@ fewer values, and never a longer queue.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import Callable
 
 from forebay.clock import boot_ms
 from forebay.errors import LagExceedsTolerance, NotHostedHere, Problem
@@ -18,6 +16,7 @@ from forebay.rest.changes import KEEP_ALIVE_MS
 from forebay.rest.event_streams import Events
 from forebay.rest.events import EncodedEvents, Event
 from forebay.rest.limits import HeldMemory
+from forebay.rest.paced_wakes import Waker, paced_wakes
 from forebay.rest.store_changes.cursors import ChangesCursor, encode_id
 from forebay.rest.store_changes.own_reads import PART_BYTES, OwnRead, OwnReads, Part
 from forebay.rest.store_changes.pages import ChangesPage
@@ -53,6 +52,7 @@ class StoreFollower:
         self._timeout_ms = timeout_ms
         self._parts = {partition: Part(cursors.get(partition)) for partition in source.partitions}
         self._woken = asyncio.Event()
+        self._wakes = paced_wakes()
         self._own = OwnReads(source, self._parts, memory, self._woken.set)
         self._to_reset = [partition for partition, part in self._parts.items() if part.cursor is None]
         self._ready: list[bytes] = []
@@ -68,7 +68,7 @@ class StoreFollower:
         self._ends = False
 
     @property
-    def wake(self) -> Callable[[], None]:
+    def wake(self) -> Waker:
         """To be called when there may be news."""
         return self._woken.set
 
@@ -244,9 +244,11 @@ class StoreFollower:
         about = [one for one in (self._lag_due_boot_ms, self._problem_due_boot_ms) if one is not None]
         due = [one if one > now else now + _OVERDUE_PAUSE_MS for one in about]
         until = min(self._sent_boot_ms + KEEP_ALIVE_MS, *due, *self._own.due_boot_ms())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(until - now, 1.0) / 1000):
-                await self._woken.wait()
+        timer = self._wakes.at(self._woken.set, until)
+        try:
+            await self._woken.wait()
+        finally:
+            timer.cancel()
 
 
 def _json(document: object) -> bytes:

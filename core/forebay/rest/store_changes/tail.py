@@ -16,8 +16,8 @@ from typing import NamedTuple
 from forebay.clock import boot_ms
 from forebay.errors import Problem
 from forebay.lag import Lag, worst_lag
+from forebay.rest.paced_wakes import Waker, paced_wakes
 from forebay.rest.store_changes.cursors import ChangesCursor
-from forebay.rest.store_changes.paced_wakes import PacedWakes, Waker
 from forebay.rest.store_changes.pages import ChangesPage
 from forebay.rest.store_changes.requests import MOST_WAIT_MS, PagesRequest
 from forebay.rest.store_changes.source import Source
@@ -44,7 +44,7 @@ class NewestPage(NamedTuple):
 class Tail:
     """The polls of one selection, by the worker that answers for each partition."""
 
-    def __init__(self, source: Source, most_bytes: Callable[[], int], wakes: PacedWakes) -> None:
+    def __init__(self, source: Source, most_bytes: Callable[[], int]) -> None:
         self.source = source
         self.version = 0
         """Grows with each page that has items."""
@@ -58,7 +58,9 @@ class Tail:
         """Why partitions cannot be polled at the moment."""
         self.wakers: set[Waker] = set()
         self._most_bytes = most_bytes
-        self._wakes = wakes
+        self._all_woken = asyncio.Event()
+        """Set once all have the newest pages."""
+        self._all_woken.set()
         self._held_bytes = 0
         self._quiet_from: dict[int, ChangesCursor] = {}
         """Since these cursors nothing has changed."""
@@ -142,7 +144,7 @@ class Tail:
             if known != (self.version, self.losses):
                 self._wake()
             # A page that came before all have the last one would leave them to read by themselves.
-            await self._wakes.idle()
+            await self._all_woken.wait()
 
     def _polled_at(self, host: str) -> dict[int, ChangesCursor | None]:
         return {
@@ -208,7 +210,7 @@ class Tail:
                 self.newest[partition] = newest._replace(page=None)
 
     def _wake(self) -> None:
-        self._wakes.add(self.wakers)
+        self._all_woken = paced_wakes().add(self.wakers)
 
 
 class Tails:
@@ -217,14 +219,13 @@ class Tails:
     def __init__(self) -> None:
         self._tails: dict[Hashable, Tail] = {}
         self._followers: dict[Hashable, int] = {}
-        self._wakes = PacedWakes()
 
     @contextlib.contextmanager
     def joined(self, query: Hashable, source: Source, wake: Waker) -> Iterator[Tail]:
         """The tail of all who follow the same, with the same bounds; ``wake`` is called when it has news."""
         tail = self._tails.get(query)
         if tail is None:
-            tail = self._tails[query] = Tail(source, self._most_bytes, self._wakes)
+            tail = self._tails[query] = Tail(source, self._most_bytes)
         self._followers[query] = self._followers.get(query, 0) + 1
         tail.wakers.add(wake)
         try:

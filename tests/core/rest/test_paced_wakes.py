@@ -1,0 +1,101 @@
+"""Thousands are woken a few at a time, whether there is news or their time has come."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+
+from forebay.clock import boot_ms
+from forebay.rest.paced_wakes import PacedWakes, paced_wakes
+
+FOLLOWERS = 200
+AT_ONCE = 8
+
+
+class Turns:
+    """How many followers worked in each turn of the loop."""
+
+    def __init__(self) -> None:
+        self.work: list[int] = []
+        self._counting = asyncio.ensure_future(self._count())
+
+    async def _count(self) -> None:
+        while True:
+            self.work.append(0)
+            await asyncio.sleep(0)
+
+    def end(self) -> None:
+        self._counting.cancel()
+
+    async def follow(self, woken: asyncio.Event, done: Callable[[], None]) -> None:
+        await woken.wait()
+        self.work[-1] += 1
+        done()
+
+
+async def followed(begin: Callable[[PacedWakes, list[asyncio.Event]], object]) -> list[int]:
+    """The work of each turn until all were woken."""
+    turns, events = Turns(), [asyncio.Event() for _ in range(FOLLOWERS)]
+    followers = [asyncio.ensure_future(turns.follow(event, lambda: None)) for event in events]
+    await asyncio.sleep(0)
+    begin(paced_wakes(), events)
+    async with asyncio.timeout(20):
+        await asyncio.gather(*followers)
+    turns.end()
+    return turns.work
+
+
+async def test_news_wake_a_few_in_a_turn():
+    work = await followed(lambda wakes, events: wakes.add(event.set for event in events))
+    assert (sum(work), max(work)) == (FOLLOWERS, AT_ONCE)
+
+
+async def test_timers_that_are_due_together_wake_a_few_in_a_turn():
+    """As all are once the process has been held up."""
+
+    def begin(wakes: PacedWakes, events: list[asyncio.Event]) -> None:
+        for event in events:
+            wakes.at(event.set, boot_ms() + 5)
+        time.sleep(0.02)
+
+    work = await followed(begin)
+    assert (sum(work), max(work)) == (FOLLOWERS, AT_ONCE)
+
+
+async def test_each_is_woken_once_in_a_round():
+    woken: list[int] = []
+    wakers = [partial(woken.append, number) for number in range(20)]
+    wakes = PacedWakes()
+    over = wakes.add(wakers)
+    # The first turn has come: these belong to the next round, and once only.
+    later = wakes.add(wakers + wakers)
+    async with asyncio.timeout(20):
+        await over.wait()
+        assert sorted(woken[:20]) == list(range(20))
+        assert not later.is_set()
+        await later.wait()
+    assert sorted(woken) == sorted([*range(20), *range(20)])
+
+
+async def test_a_round_of_nobody_is_over_at_once():
+    assert PacedWakes().add([]).is_set()
+
+
+async def test_a_timer_can_be_cancelled():
+    wakes, woken = PacedWakes(), asyncio.Event()
+    wakes.at(woken.set, boot_ms() + 5).cancel()
+    last = asyncio.Event()
+    wakes.at(last.set, boot_ms() + 20)
+    async with asyncio.timeout(20):
+        await last.wait()
+    assert not woken.is_set()
+
+
+async def test_pauses_are_three_times_as_long_as_the_work():
+    """Each reading of the clock is a millisecond after the one before."""
+    readings = iter(range(10_000))
+    wakes = PacedWakes(lambda: next(readings))
+    begun = time.monotonic()
+    async with asyncio.timeout(20):
+        await wakes.add([partial(int, number) for number in range(10 * AT_ONCE)]).wait()
+    assert time.monotonic() - begun >= 10 * 3 / 1000
