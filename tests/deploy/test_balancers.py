@@ -196,7 +196,7 @@ def test_no_read_fails_while_routers_are_restarted_in_turn(serving):
             stopped.set()
     answers = {name: reader.result() for name, reader in readers.items()}
     assert {name: set(statuses) for name, statuses in answers.items()} == {name: {200} for name in answers}
-    assert all(statuses[200] > READS_PER_S for statuses in answers.values())
+    assert all(statuses[200] > READS_PER_S / 5 for statuses in answers.values())
 
 
 def read_steadily(front: str, stopped: threading.Event) -> Counter[int | str]:

@@ -141,7 +141,7 @@ def test_status_watch_shows_changes_and_ends_cleanly(cluster):
         wait_until(lambda: second in terminal.text and "standby" in terminal.text, "the second worker's column")
         cluster.kill(second)
         terminal.clear()
-        wait_until(lambda: any(second not in table for table in terminal.tables), "its column going away")
+        wait_until(lambda: any(second not in table for table in terminal.tables), "its column going away", 60)
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.process.wait(10) == 0, terminal.text
         wait_until(lambda: SHOW_CURSOR in terminal.shown, "the cursor being shown again")
