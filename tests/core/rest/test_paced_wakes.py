@@ -104,6 +104,5 @@ async def test_pauses_are_three_times_as_long_as_the_work(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(loop, "call_later", at_once)
         over = wakes.add([partial(int, number) for number in range(10 * AT_ONCE)])
-        while not over.is_set():
-            await asyncio.sleep(0)
+        await over.wait()
     assert pauses_s == [3 / 1000] * 10
