@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, settings
 
 from examples.broker import Broker, java
 from examples.spark_connector import spark_connector
@@ -15,6 +16,13 @@ from tests.support.object_store import object_store
 
 __all__ = ["copied", "extracted", "object_store", "spark_4_0", "written"]
 """Fixtures from elsewhere."""
+
+
+# Machines differ in speed, and a suite that finds something now and then is trusted by nobody.
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -59,7 +59,7 @@ from forebay.rest.routes import (
     add_read_route,
     crashes_counted,
 )
-from forebay.rest.scans import FRAMES_MEDIA_TYPE
+from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE
 from forebay.rest.ticket_routes import add_ticket_route
 from forebay.rest.tickets import Tickets, ticket_key_of
 from forebay.rest.turns import in_turns

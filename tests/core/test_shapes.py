@@ -9,7 +9,7 @@ import pytest
 from forebay.client.results import Answer, ReplicaLag
 from forebay.lag import Lag, Tolerance
 from forebay.rest.answers import ReplicaInfo
-from forebay.rest.scans import SCAN_ROUTES
+from forebay.rest.list_routes import SCAN_ROUTES
 from forebay.shapes.components import components, reference
 from forebay.shapes.members import LagFigures
 from forebay.shapes.reads import AnsweringReplica, KeyAnswer, list_answer

@@ -8,7 +8,7 @@ import pytest
 from forebay.changelog.sqlite.compaction import COMPACTABLE
 from forebay.client.query_command import query
 from forebay.client.results import ITEM_TYPES
-from forebay.rest.scans import SCAN_ROUTES
+from forebay.rest.list_routes import SCAN_ROUTES
 from forebay.spark.kind_columns import KIND_COLUMNS
 from forebay.spark_checkpoint.description import TableKind
 from forebay.state_tap.conversion import CONVERSIONS

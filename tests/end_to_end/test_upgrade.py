@@ -17,8 +17,10 @@ from forebay.metadata import Generation, StreamsMetadataState
 from forebay.position import decode_position
 from forebay.rest.batches import read_batch_frames
 from forebay.rest.documents import cluster_map_of
+from forebay.rest.list_routes import SCAN_ROUTES
 from forebay.rest.parameters import ReadParameters
-from forebay.rest.scans import SCAN_ROUTES, Cursor, ScanPage, make_scan
+from forebay.rest.scan_pages import ScanPage
+from forebay.rest.scans import Cursor, make_scan
 from forebay.task_ids import TopicPartition
 from forebay_router.cluster.statuses import read_status
 from forebay_router.cluster.worker_view import WorkerView

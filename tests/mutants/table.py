@@ -816,7 +816,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "complete-always-true",
         "a list without a partition is not complete",
-        "forebay.rest.lists:list_tail",
+        "forebay.rest.list_bodies:list_tail",
         'b"false" if absent else b"true"',
         'b"true"',
         ("end_to_end/test_queries.py::test_missing_partition_fails_a_list_unless_partial",),
@@ -832,10 +832,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "entries-skipped",
         "a page ends where the first of its partitions' pages ends",
-        "forebay.rest.scans:first_end",
+        "forebay.rest.scan_pages:first_end",
         "max(ends) if reverse else min(ends)",
         "min(ends) if reverse else max(ends)",
-        ("core/rest/test_scans.py::test_pages_of_any_partitions_become_one_list_in_order",),
+        ("core/rest/test_scan_pages.py::test_pages_of_any_partitions_become_one_list_in_order",),
     ),
     Mutant(
         "cursor-of-another-query",
@@ -2072,7 +2072,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "frames-changed",
         "frames of an earlier worker are read",
-        "forebay.rest.scans:ScanPage.decode",
+        "forebay.rest.scan_pages:ScanPage.decode",
         "cls(*msgpack.unpackb(raw))",
         "cls(*reversed(msgpack.unpackb(raw)))",
         ("end_to_end/test_upgrade.py::test_old_frames_and_header_lines_are_read",),

@@ -6,7 +6,8 @@ from typing import Any
 
 import httpx
 
-from forebay.rest.scans import FRAMES_MEDIA_TYPE, SCAN_HEADER, ScanPage
+from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE, ScanPage
+from forebay.rest.scans import SCAN_HEADER
 
 
 def page_headers(page_bytes: int) -> dict[str, str]:

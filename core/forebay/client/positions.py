@@ -7,7 +7,7 @@ import threading
 from forebay.client import processes
 from forebay.errors import PositionOfAnotherLog
 from forebay.position import Position, decode_position, encode_position, later_position
-from forebay.rest.lists import joined_position
+from forebay.rest.list_bodies import joined_position
 
 
 class Positions:

@@ -22,9 +22,10 @@ from forebay.clock import boot_ms
 from forebay.errors import LagExceedsTolerance, Problem
 from forebay.lag import Lag, Tolerance
 from forebay.rest.aging import bounds_exceeded, time_reserved_for_retry_ms
-from forebay.rest.lists import list_head, list_tail
+from forebay.rest.list_bodies import list_head, list_tail
+from forebay.rest.list_routes import SCAN_ROUTES
 from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters
-from forebay.rest.scans import SCAN_ROUTES, Scan, make_scan, posted_cursor
+from forebay.rest.scans import Scan, make_scan, posted_cursor
 from forebay.rest.statuses import TRANSIENT
 from forebay.routing.scattered_list import (
     PartitionPages,

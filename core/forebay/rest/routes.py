@@ -16,6 +16,7 @@ from forebay.rest.application import ANSWER_HEADERS, responses
 from forebay.rest.batches import MOST_KEYS
 from forebay.rest.changes import LAST_EVENT_ID_PARAMETER
 from forebay.rest.events import EVENTS_MEDIA_TYPE
+from forebay.rest.list_routes import SCAN_ROUTES, ScanRoute
 from forebay.rest.parameters import (
     ALL_KEYS_SCAN_PARAMETERS,
     CHANGES_PARAMETERS,
@@ -26,7 +27,6 @@ from forebay.rest.parameters import (
     openapi_parameters,
 )
 from forebay.rest.posted_cursor import POSTED_CURSOR_BODY
-from forebay.rest.scans import SCAN_ROUTES, ScanRoute
 from forebay.shapes.components import reference
 from forebay.shapes.reads import BatchAnswer, KeyAnswer, list_answer
 

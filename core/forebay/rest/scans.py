@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import base64
 import binascii
-import bisect
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import msgpack
 
 from forebay.codecs import all_to_json, from_segment
 from forebay.errors import BadParameter, WrongStoreKind
-from forebay.lag import Lag
 from forebay.position import Position, decode_position
+from forebay.rest.list_routes import ScanRoute
 from forebay.rest.parameters import ReadParameters, parse_time
-from forebay.store_kinds import STORE_KINDS, StoreKind
+from forebay.store_kinds import StoreKind
 from forebay.stored_keys import (
     END_OF_USER_KEYS,
     MAX_TIME_MS,
@@ -30,43 +26,10 @@ from forebay.stored_keys import (
 )
 from forebay.topology import StoreSpec
 
-FRAMES_MEDIA_TYPE = "application/vnd.forebay.frames.v1"
-"""How a worker passes a page or a batch to a router, so that no JSON is parsed: items with their stored keys, or
-results with their statuses. Another version of the format has another name."""
-
-
-_MERGED_AT_ONCE, _LEAST_OF_A_PAGE = 4_096, 32
-"""Items merged within a turn of the event loop: of all pages together, but for those of a page."""
 SCAN_HEADER = "forebay-scan"
 """Names the scan that a page in frames is of: neither its store nor its bounds are in the page."""
 _MOST_CURSOR_IN_URL = 8 << 10
 """Characters of a cursor that is part of a URL: a longer one, which follows a long key, is posted."""
-
-
-class ScanRoute(NamedTuple):
-    """A list route: the member with its items, the store kind it reads, whether it covers one key."""
-
-    items: str
-    kind: str
-    keyed: bool
-
-    @property
-    def path(self) -> str:
-        """The route's path."""
-        return "/v1/stores/{store}/" + ("keys/{key}/" if self.keyed else "") + self.items
-
-    @property
-    def store_kind(self) -> StoreKind:
-        """The store kind it reads."""
-        return STORE_KINDS[self.kind]
-
-
-SCAN_ROUTES = tuple(
-    ScanRoute(kind.items, kind.name, keyed)
-    for kind in STORE_KINDS.values()
-    for keyed, exists in ((True, kind.lists_each_key), (False, kind.lists_all_keys))
-    if exists
-)
 
 
 @dataclass(frozen=True)
@@ -242,111 +205,3 @@ class Cursor:
 def posted_cursor(text: str) -> bytes | None:
     """The body of a request for the page after a cursor; None if the cursor fits into the request's URL."""
     return json.dumps({"cursor": text}).encode() if len(text) > _MOST_CURSOR_IN_URL else None
-
-
-Items = tuple[list[bytes], list[bytes]]
-"""Stored keys in order, and the item of each."""
-
-
-@dataclass
-class ScanPage:
-    """Some items of one partition with their stored keys, whether more follow, and their provenance."""
-
-    keys: list[bytes] = field(default_factory=list)
-    items: list[bytes] = field(default_factory=list)
-    more: bool = False
-    source: dict[str, Any] = field(default_factory=dict)
-    """``partition``, ``position``, ``role``, ``host`` and ``lag`` as JSON values."""
-    last: bytes = b""
-    """The stored key up to which the page is complete, maybe past its last item; empty if nothing is."""
-
-    def take_to(self, bound: bytes | None, *, reverse: bool) -> Items:
-        """The items up to and including a stored key, all of them without one; they are removed from the page."""
-        keys, items = self.keys, self.items
-        count = len(keys) if bound is None else _count_to(keys, bound, reverse)
-        if not count:
-            return [], []
-        self.keys, self.items = keys[count:], items[count:]
-        return keys[:count], items[:count]
-
-    def encode(self) -> bytes:
-        """The page as MessagePack, which packs and unpacks bytes without parsing them."""
-        packed: bytes = msgpack.packb((self.keys, self.items, self.more, self.source, self.last))
-        return packed
-
-    @classmethod
-    def decode(cls, raw: bytes) -> ScanPage:
-        """The inverse of ``encode``; raises ``ValueError`` for anything else."""
-        try:
-            page = cls(*msgpack.unpackb(raw))
-            if page._is_whole():
-                return page
-        except (BadParameter, KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
-            raise ValueError(f"answered with something other than a page: {error!r}") from None
-        raise ValueError("answered with something other than a page")
-
-    def _is_whole(self) -> bool:
-        """Whether all has the types that it must have."""
-        decode_position(self.source["position"])
-        figures = Lag(**self.source["lag"])
-        return (
-            len(self.keys) == len(self.items)
-            and {*map(type, self.keys)} | {*map(type, self.items)} | {type(self.last)} <= {bytes}
-            and all(figure is None or type(figure) is int for figure in figures)
-            and (type(self.more), type(self.source["partition"])) == (bool, int)
-            and {type(self.source["role"]), type(self.source["host"])} == {str}
-        )
-
-
-def first_end(pages: Iterable[ScanPage], *, reverse: bool) -> bytes | None:
-    """The stored key up to which several partitions' pages are all complete, None for the end."""
-    ends = [page.last for page in pages if page.more]
-    if not ends:
-        return None
-    return max(ends) if reverse else min(ends)
-
-
-def window_end(pages: Sequence[ScanPage], *, reverse: bool) -> bytes | None:
-    """The same, or one before it up to which there are no more than some thousand items: they are merged within a
-    turn of the event loop."""
-    most = max(_LEAST_OF_A_PAGE, _MERGED_AT_ONCE // max(1, len(pages)))
-    ends = [page.keys[most - 1] for page in pages if len(page.keys) > most]
-    end = first_end(pages, reverse=reverse)
-    if end is not None:
-        ends.append(end)
-    if not ends:
-        return None
-    return max(ends) if reverse else min(ends)
-
-
-def merging(pages: Sequence[ScanPage], *, reverse: bool) -> Iterator[tuple[list[bytes], Callable[[int], bytes]]]:
-    """Merge what several partitions' pages have up to the key to which they are all complete, some thousand items
-    at a time; they are removed from the pages."""
-    end = first_end(pages, reverse=reverse)
-    while True:
-        up_to = window_end(pages, reverse=reverse)
-        yield merge([page.take_to(up_to, reverse=reverse) for page in pages], reverse=reverse)
-        if up_to == end:
-            return
-
-
-def merge(runs: Iterable[Items], *, reverse: bool) -> tuple[list[bytes], Callable[[int], bytes]]:
-    """Items of several partitions in one order, and the stored key of each by its place.
-
-    Sorting finds what is ordered already.
-    """
-    found = [run for run in runs if run[0]]
-    if len(found) == 1:
-        keys, items = found[0]
-        return items, keys.__getitem__
-    keys = list(chain.from_iterable(keys for keys, _ in found))
-    items = list(chain.from_iterable(items for _, items in found))
-    order = sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse)
-    return list(map(items.__getitem__, order)), lambda place: keys[order[place]]
-
-
-def _count_to(keys: list[bytes], bound: bytes, reverse: bool) -> int:
-    """How many keys of a page are at or before the bound."""
-    if reverse:
-        return bisect.bisect_right(keys, False, key=lambda key: key < bound)
-    return bisect.bisect_right(keys, bound)

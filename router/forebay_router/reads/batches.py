@@ -37,7 +37,8 @@ from forebay.rest.large_batches import (
 from forebay.rest.limits import HeldMemory, Peer
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import BATCH_ROUTE
-from forebay.rest.scans import FRAMES_MEDIA_TYPE, require_kind
+from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE
+from forebay.rest.scans import require_kind
 from forebay.rest.statuses import OF_THE_REPLICA
 from forebay.rest.turns import in_turns
 from forebay.store_kinds import SINGLE_VALUE_KINDS

@@ -16,9 +16,11 @@ from forebay.lag import Lag, Tolerance
 from forebay.rest.aging import bounds_exceeded, time_reserved_for_retry_ms
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.limits import HeldMemory
-from forebay.rest.lists import list_head, list_tail
+from forebay.rest.list_bodies import list_head, list_tail
+from forebay.rest.list_routes import ScanRoute
 from forebay.rest.parameters import ReadParameters, split_query
-from forebay.rest.scans import FRAMES_MEDIA_TYPE, Scan, ScanPage, ScanRoute, make_scan, posted_cursor
+from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE, ScanPage
+from forebay.rest.scans import Scan, make_scan, posted_cursor
 from forebay.rest.statuses import TRANSIENT
 from forebay.rest.turns import decoded_in_turn, in_turn
 from forebay.routing.scattered_list import PartitionPages, ScatteredList, page_bytes_of

@@ -18,19 +18,11 @@ from forebay.rest.answers import (
     replica_info_head,
 )
 from forebay.rest.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
-from forebay.rest.lists import joined_position, list_head, list_tail
+from forebay.rest.list_bodies import joined_position, list_head, list_tail
+from forebay.rest.list_routes import ScanRoute
 from forebay.rest.parameters import ReadParameters
-from forebay.rest.scans import (
-    FRAMES_MEDIA_TYPE,
-    Cursor,
-    Scan,
-    ScanPage,
-    ScanRoute,
-    first_end,
-    make_scan,
-    merging,
-    scan_head,
-)
+from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE, ScanPage, first_end, merging
+from forebay.rest.scans import Cursor, Scan, make_scan, scan_head
 from forebay.rest.turns import in_turns
 from forebay_worker.reads.bounds_check import Admission, Admitted
 from forebay_worker.reads.latest_entries import Entries, latest_entries

@@ -18,8 +18,10 @@ from forebay.errors import BadParameter, LagExceedsTolerance, NoReplica
 from forebay.lag import Lag
 from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
 from forebay.position import Position, encode_position, log_digest
+from forebay.rest.list_routes import SCAN_ROUTES
 from forebay.rest.parameters import ENTRIES_PARAMETERS, ReadParameters, parse_parameters
-from forebay.rest.scans import FRAMES_MEDIA_TYPE, SCAN_HEADER, SCAN_ROUTES, Cursor, Scan, ScanPage, make_scan
+from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE, ScanPage
+from forebay.rest.scans import SCAN_HEADER, Cursor, Scan, make_scan
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 

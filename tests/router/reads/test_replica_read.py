@@ -15,7 +15,7 @@ from forebay.lag import Lag
 from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.parameters import ReadParameters
-from forebay.rest.scans import FRAMES_MEDIA_TYPE
+from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE
 from forebay.routing.read_policy import ReadPolicy, Wait
 from forebay.settings import RouterSettings, load_settings
 from forebay.topology import StoreSpec

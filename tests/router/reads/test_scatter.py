@@ -14,8 +14,10 @@ from forebay.metadata import HostInfo
 from forebay.position import Position, encode_position, log_digest
 from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.limits import HeldMemory, Limit, Peer
+from forebay.rest.list_routes import SCAN_ROUTES
 from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters
-from forebay.rest.scans import SCAN_ROUTES, Cursor, ScanPage
+from forebay.rest.scan_pages import ScanPage
+from forebay.rest.scans import Cursor
 from forebay.routing.scattered_list import FIRST_PAGES_BYTES
 from forebay.topology import StoreSpec
 from forebay_router.reads import scatter

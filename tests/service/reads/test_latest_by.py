@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from forebay.rest.list_routes import SCAN_ROUTES
 from forebay.rest.parameters import ReadParameters
-from forebay.rest.scans import SCAN_ROUTES
 from forebay.state_store import CommittedOffset
 from forebay.stored_versions import encode_version
 from forebay.task_ids import TopicPartition

@@ -14,9 +14,10 @@ import pytest
 from forebay.clock import boot_ms
 from forebay.errors import BadParameter, NotReady
 from forebay.rest.large_answers import LargeAnswer
+from forebay.rest.list_routes import SCAN_ROUTES, ScanRoute
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import READ_ROUTES
-from forebay.rest.scans import SCAN_ROUTES, Cursor, ScanRoute, make_scan
+from forebay.rest.scans import Cursor, make_scan
 from forebay.rest.turns import in_turns
 from forebay.state_store import CommittedOffset
 from forebay.task_ids import TopicPartition

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import HistoryExpired, NotReady, UnknownKey
+from forebay.rest.list_routes import SCAN_ROUTES
 from forebay.rest.parameters import ENTRIES_PARAMETERS, ReadParameters, parse_parameters
-from forebay.rest.scans import SCAN_ROUTES
 from forebay_worker.reads.bounds_check import Admission
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.misses import miss

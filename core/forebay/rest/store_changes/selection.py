@@ -10,8 +10,9 @@ from functools import cached_property
 from forebay.codecs import all_to_json
 from forebay.errors import BadParameter, BadRequest
 from forebay.rest.batches import MOST_KEYS, read_batch_keys
+from forebay.rest.list_routes import SCAN_ROUTES
 from forebay.rest.parameters import ReadParameters, parse_time
-from forebay.rest.scans import SCAN_ROUTES, Scan, entry_range, item_form, prefix_range
+from forebay.rest.scans import Scan, entry_range, item_form, prefix_range
 from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS, TIME_SIZE, successor
 from forebay.topology import StoreSpec
 

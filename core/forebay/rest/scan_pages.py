@@ -1,0 +1,129 @@
+"""Pages of scans: what a worker sends of one partition, and how those of several become one list."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import msgpack
+
+from forebay.errors import BadParameter
+from forebay.lag import Lag
+from forebay.position import decode_position
+
+FRAMES_MEDIA_TYPE = "application/vnd.forebay.frames.v1"
+"""How a worker passes a page or a batch to a router, so that no JSON is parsed: items with their stored keys, or
+results with their statuses. Another version of the format has another name."""
+
+_MERGED_AT_ONCE, _LEAST_OF_A_PAGE = 4_096, 32
+"""Items merged within a turn of the event loop: of all pages together, but for those of a page."""
+
+Items = tuple[list[bytes], list[bytes]]
+"""Stored keys in order, and the item of each."""
+
+
+@dataclass
+class ScanPage:
+    """Some items of one partition with their stored keys, whether more follow, and their provenance."""
+
+    keys: list[bytes] = field(default_factory=list)
+    items: list[bytes] = field(default_factory=list)
+    more: bool = False
+    source: dict[str, Any] = field(default_factory=dict)
+    """``partition``, ``position``, ``role``, ``host`` and ``lag`` as JSON values."""
+    last: bytes = b""
+    """The stored key up to which the page is complete, maybe past its last item; empty if nothing is."""
+
+    def take_to(self, bound: bytes | None, *, reverse: bool) -> Items:
+        """The items up to and including a stored key, all of them without one; they are removed from the page."""
+        keys, items = self.keys, self.items
+        count = len(keys) if bound is None else _count_to(keys, bound, reverse)
+        if not count:
+            return [], []
+        self.keys, self.items = keys[count:], items[count:]
+        return keys[:count], items[:count]
+
+    def encode(self) -> bytes:
+        """The page as MessagePack, which packs and unpacks bytes without parsing them."""
+        packed: bytes = msgpack.packb((self.keys, self.items, self.more, self.source, self.last))
+        return packed
+
+    @classmethod
+    def decode(cls, raw: bytes) -> ScanPage:
+        """The inverse of ``encode``; raises ``ValueError`` for anything else."""
+        try:
+            page = cls(*msgpack.unpackb(raw))
+            if page._is_whole():
+                return page
+        except (BadParameter, KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
+            raise ValueError(f"answered with something other than a page: {error!r}") from None
+        raise ValueError("answered with something other than a page")
+
+    def _is_whole(self) -> bool:
+        """Whether all has the types that it must have."""
+        decode_position(self.source["position"])
+        figures = Lag(**self.source["lag"])
+        return (
+            len(self.keys) == len(self.items)
+            and {*map(type, self.keys)} | {*map(type, self.items)} | {type(self.last)} <= {bytes}
+            and all(figure is None or type(figure) is int for figure in figures)
+            and (type(self.more), type(self.source["partition"])) == (bool, int)
+            and {type(self.source["role"]), type(self.source["host"])} == {str}
+        )
+
+
+def first_end(pages: Iterable[ScanPage], *, reverse: bool) -> bytes | None:
+    """The stored key up to which several partitions' pages are all complete, None for the end."""
+    ends = [page.last for page in pages if page.more]
+    if not ends:
+        return None
+    return max(ends) if reverse else min(ends)
+
+
+def window_end(pages: Sequence[ScanPage], *, reverse: bool) -> bytes | None:
+    """The same, or one before it up to which there are no more than some thousand items: they are merged within a
+    turn of the event loop."""
+    most = max(_LEAST_OF_A_PAGE, _MERGED_AT_ONCE // max(1, len(pages)))
+    ends = [page.keys[most - 1] for page in pages if len(page.keys) > most]
+    end = first_end(pages, reverse=reverse)
+    if end is not None:
+        ends.append(end)
+    if not ends:
+        return None
+    return max(ends) if reverse else min(ends)
+
+
+def merging(pages: Sequence[ScanPage], *, reverse: bool) -> Iterator[tuple[list[bytes], Callable[[int], bytes]]]:
+    """Merge what several partitions' pages have up to the key to which they are all complete, some thousand items
+    at a time; they are removed from the pages."""
+    end = first_end(pages, reverse=reverse)
+    while True:
+        up_to = window_end(pages, reverse=reverse)
+        yield merge([page.take_to(up_to, reverse=reverse) for page in pages], reverse=reverse)
+        if up_to == end:
+            return
+
+
+def merge(runs: Iterable[Items], *, reverse: bool) -> tuple[list[bytes], Callable[[int], bytes]]:
+    """Items of several partitions in one order, and the stored key of each by its place.
+
+    Sorting finds what is ordered already.
+    """
+    found = [run for run in runs if run[0]]
+    if len(found) == 1:
+        keys, items = found[0]
+        return items, keys.__getitem__
+    keys = list(chain.from_iterable(keys for keys, _ in found))
+    items = list(chain.from_iterable(items for _, items in found))
+    order = sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse)
+    return list(map(items.__getitem__, order)), lambda place: keys[order[place]]
+
+
+def _count_to(keys: list[bytes], bound: bytes, reverse: bool) -> int:
+    """How many keys of a page are at or before the bound."""
+    if reverse:
+        return bisect.bisect_right(keys, False, key=lambda key: key < bound)
+    return bisect.bisect_right(keys, bound)
