@@ -127,6 +127,8 @@ async def _first(events: Events, receive: Receive) -> Event | EncodedEvents | No
         for task in (coming, leaving):
             task.cancel()
         await asyncio.gather(coming, leaving, return_exceptions=True)
+        # A refusal refers to this frame: if this referred to it, all it holds would stay until a collection.
+        del coming, leaving, task
 
 
 def _encoded(event: Event | EncodedEvents | None) -> bytes:
@@ -147,7 +149,7 @@ class EventStream(StreamedResponse):
         self._streams = streams
         self._first = first
         self._events = events
-        self._release: Callable[[], None] | None = release
+        self._release = release
         self._scope: Scope = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -156,13 +158,7 @@ class EventStream(StreamedResponse):
             async with contextlib.aclosing(self._events):
                 await super().__call__(scope, receive, send)
         finally:
-            self.release()
-
-    def release(self) -> None:
-        """Count as open no more."""
-        if self._release is not None:
             self._release()
-            self._release = None
 
     async def stream_response(self, send: Send) -> None:
         """Send the head, the events and the end."""

@@ -15,7 +15,7 @@ _GROWTH = 4.0
 
 
 class GarbageCollection:
-    """Searches what is new, and all that has lasted only once memory has grown fourfold.
+    """Searches what is new, and all that has lasted only once there is four times as much as there was least of.
 
     Python searches what has lasted again and again while it grows, and takes a second for that with ten thousand
     event streams. It counts what is new less what has gone, so that while all is being replaced it searches
@@ -34,21 +34,20 @@ class GarbageCollection:
         gc.freeze()
         if self._blocks():
             gc.set_threshold(_YOUNG_OBJECTS, _NEVER, _NEVER)
-            self._note_blocks()
+            self._most_blocks = _GROWTH * self._blocks()
             self._check_later(loop)
 
     def check(self) -> None:
         """Search what is new, or all if there is much more than after the last time."""
-        if self._blocks() > self._most_blocks:
+        blocks = self._blocks()
+        if blocks > self._most_blocks:
             gc.unfreeze()
             self._collect()
-            self._note_blocks()
+            self._most_blocks = _GROWTH * self._blocks()
         else:
             gc.collect(1)
+            self._most_blocks = min(self._most_blocks, _GROWTH * blocks)
         gc.freeze()
-
-    def _note_blocks(self) -> None:
-        self._most_blocks = _GROWTH * self._blocks()
 
     def _check_later(self, loop: asyncio.AbstractEventLoop) -> None:
         def check() -> None:

@@ -9,11 +9,11 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from forebay.rest.client_disconnect import left
-from forebay.rest.paced_wakes import paced_wakes
+from forebay.rest.paced_wakes import paced_ends
 
 
 class StreamedResponse(StreamingResponse):
-    """Ends as soon as it is its turn after the client has left: thousands may leave together.
+    """Ends once its client has left, a few in each turn of the loop: thousands may leave together.
 
     The framework's own leaves a hundred objects of each response to the garbage collector.
     """
@@ -34,13 +34,9 @@ class StreamedResponse(StreamingResponse):
             self._is_sending = False
             leaving.cancel()
 
-    def release(self) -> None:
-        """Give back what others may have once the client has left, maybe not for the first time."""
-
     def _on_left(self, end: asyncio.Timeout, leaving: asyncio.Task[None]) -> None:
         if not leaving.cancelled():
-            self.release()
-            paced_wakes().add([partial(self._end, end)])
+            paced_ends().add([partial(self._end, end)])
 
     def _end(self, end: asyncio.Timeout) -> None:
         if self._is_sending:

@@ -204,14 +204,15 @@ class _SilenceWatch:
         self._hanging_ms = random.uniform(1, 2) * _HANGING_MS
         self._waits_since_boot_ms: float | None = None
         """None while the client has not taken what came last."""
-        self._well_boot_ms = 0.0
+        self._ill_since_boot_ms: float | None = None
+        """Since when every check has found the worker ill."""
         self._is_silent = self._has_ended = False
         self._wakes = paced_wakes()
         self._check_later()
 
     async def next(self) -> Event | None:
         """The worker's next event; raises ``OSError`` if the worker is lost, or silent for too long."""
-        self._waits_since_boot_ms = self._well_boot_ms = boot_ms()
+        self._waits_since_boot_ms = boot_ms()
         try:
             return await self._upstream.next()
         except OSError:
@@ -234,10 +235,11 @@ class _SilenceWatch:
             return
         now, since = boot_ms(), self._waits_since_boot_ms
         if since is None or self._cluster.is_healthy(self._host):
-            self._well_boot_ms = now
-        if since is not None and (
-            now - self._well_boot_ms > self._hanging_ms or now - since > KEEP_ALIVE_MS + _SILENCE_MS
-        ):
+            self._ill_since_boot_ms = None
+        elif self._ill_since_boot_ms is None:
+            self._ill_since_boot_ms = now
+        hangs = self._ill_since_boot_ms is not None and now - self._ill_since_boot_ms >= self._hanging_ms
+        if hangs or (since is not None and now - since > KEEP_ALIVE_MS + _SILENCE_MS):
             self._is_silent = True
             self._upstream.close()
             return

@@ -59,6 +59,8 @@ class KeyChanges:
         self._peer = peer
         self._woken = asyncio.Event()
         self._wakes = paced_wakes()
+        self._timer: asyncio.TimerHandle | None = None
+        """While it waits."""
         self._stale = True
         """Whether the key may have changed since it was read."""
         self._digest: bytes | None = None
@@ -152,18 +154,24 @@ class KeyChanges:
 
     def _on_change(self) -> None:
         self._stale = True
-        self._woken.set()
+        if self._timer is None or boot_ms() >= self._due_boot_ms():
+            self._woken.set()
+        else:
+            # It may not be sent yet.
+            self._timer.cancel()
+            self._timer = self._wakes.at(self._woken.set, self._due_boot_ms())
 
     async def _pause(self) -> None:
         """Sleep until the key has changed and that may be sent, or something else is due."""
         check_boot_ms = boot_ms() + _CHECK_MS
         while True:
             self._woken.clear()
-            timer = self._wakes.at(self._woken.set, min(check_boot_ms, self._due_boot_ms()))
+            self._timer = self._wakes.at(self._woken.set, min(check_boot_ms, self._due_boot_ms()))
             try:
                 await self._woken.wait()
             finally:
-                timer.cancel()
+                self._timer.cancel()
+                self._timer = None
             if boot_ms() >= min(check_boot_ms, self._due_boot_ms()):
                 return
 

@@ -29,6 +29,16 @@ def test_all_garbage_is_collected_once_memory_has_grown_fourfold():
     assert collected == [1_000, 4_100, 17_000]
 
 
+def test_the_bound_falls_with_what_there_is():
+    """After a peak, such as of followers, garbage may not pile up to four times the peak."""
+    blocks, collected = 1_000, []
+    collection = GarbageCollection(lambda: blocks, lambda: collected.append(blocks))
+    collection.check()
+    for blocks in (10_000, 500, 2_100):  # noqa: B007
+        collection.check()
+    assert collected == [1_000, 10_000, 2_100]
+
+
 def test_what_lasts_is_searched_only_with_all():
     blocks = 1_000
     collection = GarbageCollection(lambda: blocks)

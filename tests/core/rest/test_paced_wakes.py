@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import uvloop
+
 from forebay.clock import boot_ms
 from forebay.rest.paced_wakes import PacedWakes, paced_wakes
 
@@ -95,7 +97,7 @@ async def test_pauses_are_three_times_as_long_as_the_work(monkeypatch):
     """Each reading of the clock is a millisecond after the one before."""
     readings, pauses_s = iter(range(10_000)), []
     loop = asyncio.get_running_loop()
-    wakes = PacedWakes(lambda: next(readings))
+    wakes = PacedWakes(now_ms=lambda: next(readings))
 
     def at_once(delay_s: float, callback: Callable[..., object], *arguments: object) -> asyncio.Handle:
         pauses_s.append(delay_s)
@@ -106,3 +108,68 @@ async def test_pauses_are_three_times_as_long_as_the_work(monkeypatch):
         over = wakes.add([partial(int, number) for number in range(10 * AT_ONCE)])
         await over.wait()
     assert pauses_s == [3 / 1000] * 10
+
+
+class Stopped:
+    """A clock of a process that is stopped for an hour in each turn."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+
+    def __call__(self) -> float:
+        self.now_ms += 3_600_000.0
+        return self.now_ms
+
+
+async def test_a_stop_of_the_process_makes_no_pause():
+    async with asyncio.timeout(20):
+        await PacedWakes(now_ms=Stopped()).add([partial(int, number) for number in range(2 * AT_ONCE)]).wait()
+
+
+async def test_long_turns_of_others_keep_nobody_waiting(monkeypatch):
+    """Where reads hold the loop for half a second each time, all are woken within some seconds."""
+    now_ms, woken = [0.0], []
+    wakes = PacedWakes(now_ms=lambda: now_ms[0])
+    loop = asyncio.get_running_loop()
+
+    def much_later(delay_s: float, callback: Callable[..., object], *arguments: object) -> asyncio.Handle:
+        now_ms[0] += 500
+        return loop.call_soon(callback, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "call_later", much_later)
+        await wakes.add([partial(woken.append, number) for number in range(FOLLOWERS)]).wait()
+    assert len(woken) == FOLLOWERS
+    assert now_ms[0] <= 5_000
+
+
+async def test_one_that_fails_stops_no_other():
+    wakes, woken, failed = PacedWakes(), asyncio.Event(), asyncio.Event()
+    asyncio.get_running_loop().set_exception_handler(lambda *_: failed.set())
+    wakes.at(partial(int, "x"), boot_ms())
+    async with asyncio.timeout(20):
+        await failed.wait()
+        wakes.at(woken.set, boot_ms())
+        await woken.wait()
+
+
+async def test_nobody_is_woken_before_the_time():
+    """On the loop of the servers, which rounds to milliseconds."""
+    early: list[float] = []
+
+    async def wait(number: int) -> None:
+        woken, due_boot_ms = asyncio.Event(), boot_ms() + 5 + number / 37
+        paced_wakes().at(woken.set, due_boot_ms)
+        await woken.wait()
+        if boot_ms() < due_boot_ms:
+            early.append(due_boot_ms - boot_ms())
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(all_wait())
+
+    async def all_wait() -> None:
+        await asyncio.gather(*map(wait, range(300)))
+
+    await asyncio.to_thread(run)
+    assert not early
