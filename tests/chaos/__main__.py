@@ -151,6 +151,8 @@ def _print_reads(history: History) -> None:
     for (kind, status, problem), count in sorted(statuses.items()):
         print(f"{count:8} {kind} {status} {problem}")
     print(f"{len(history.reads)} reads of {len(history.records)} records; {len(history.faults)} faults")
+    if history.overloads:
+        print(f"for {history.overloaded_s():.0f} s the machine was overloaded: it was not judged who answers")
 
 
 def _print_violations(violations: list[Violation]) -> None:

@@ -38,7 +38,7 @@ def unavailable(history: History) -> Iterator[Violation]:
         if is_within(history.calms, read.sent_ms - CALM_MARGIN_MS, read.received_ms + CALM_MARGIN_MS):
             yield Violation("unavailable", f"{read.status} {read.problem}", read)
         for fault in single:
-            if _is_survived(fault, read):
+            if _is_survived(fault, read) and not history.overloaded(read.sent_ms, read.received_ms):
                 yield Violation("unavailable", f"{read.status} {read.problem} during {fault.kind} alone", read)
 
 

@@ -37,7 +37,11 @@ class Floor:
 
 
 def check(history: History) -> list[Violation]:
-    """Every violation of a run."""
+    """Every violation of a run.
+
+    What an overloaded machine did late, or not at all, is none. What it answered is judged as ever.
+    """
+    history = _with_time(history)
     fold = Fold(history.records)
     violations = [Violation(found.kind, found.detail) for found in history.findings if found.kind in KINDS]
     sessions: dict[tuple[str, str, int], int] = {}
@@ -49,6 +53,17 @@ def check(history: History) -> list[Violation]:
     violations += missed_changes(fold, history)
     violations += silent_streams(history)
     return violations
+
+
+def _with_time(history: History) -> History:
+    """A history without the calms, and without the failures to converge, of an overloaded machine."""
+    calms = [calm for calm in history.calms if not history.overloaded(calm.began_ms, calm.ended_ms)]
+    findings = [
+        found
+        for found in history.findings
+        if found.kind != "not-converged" or not history.overloaded(found.at_ms, found.at_ms)
+    ]
+    return replace(history, calms=calms, findings=findings)
 
 
 def _timed(calms: list[Calm], read: Read) -> Read:

@@ -170,6 +170,14 @@ class Calm:
 
 
 @dataclass(frozen=True)
+class Overload:
+    """A time in which the machine had too little time for all that ran on it."""
+
+    began_ms: float
+    ended_ms: float
+
+
+@dataclass(frozen=True)
 class Finding:
     """What the run itself found wrong or reached: a process that ended, a stack trace, a rebuild."""
 
@@ -178,8 +186,8 @@ class Finding:
     at_ms: float
 
 
-Entry: TypeAlias = Record | Read | Fault | Calm | Finding
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Record, Read, Fault, Calm, Finding)}
+Entry: TypeAlias = Record | Read | Fault | Calm | Overload | Finding
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Record, Read, Fault, Calm, Overload, Finding)}
 
 
 @dataclass
@@ -190,6 +198,7 @@ class History:
     reads: list[Read] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     calms: list[Calm] = field(default_factory=list)
+    overloads: list[Overload] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
     def add(self, entry: Entry) -> None:
@@ -203,12 +212,26 @@ class History:
                 self.faults.append(entry)
             case Calm():
                 self.calms.append(entry)
+            case Overload():
+                self.overloads.append(entry)
             case Finding():
                 self.findings.append(entry)
 
+    def overloaded(self, began_ms: float, ended_ms: float) -> bool:
+        """Whether the machine was overloaded at some time of an interval."""
+        return any(one.began_ms < ended_ms and began_ms < one.ended_ms for one in self.overloads)
+
+    def overloaded_s(self) -> float:
+        """For how long the machine was overloaded."""
+        total_ms, until_ms = 0.0, float("-inf")
+        for one in sorted(self.overloads, key=lambda one: one.began_ms):
+            total_ms += max(0.0, one.ended_ms - max(one.began_ms, until_ms))
+            until_ms = max(until_ms, one.ended_ms)
+        return total_ms / 1_000
+
     def entries(self) -> Iterable[Entry]:
         """All entries, kind by kind."""
-        for entries in (self.records, self.reads, self.faults, self.calms, self.findings):
+        for entries in (self.records, self.reads, self.faults, self.calms, self.overloads, self.findings):
             yield from entries
 
     def save(self, path: Path) -> None:

@@ -34,6 +34,9 @@ worker has two processes, of which single ones are killed, too.
 * While nothing is broken, or a single fault leaves a router and replicas, every read through that router with
   generous bounds is answered. While nothing is broken, every stream shows each change.
 
+While somebody waits for a processor for 95% of three seconds, or the machine itself stands still, it is not judged
+who answers, and how soon. What was answered always is.
+
 The checker's own tests plant a violation of each kind in a history. A run fails if it reaches too few of the
 situations that are listed below.
 """

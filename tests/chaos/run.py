@@ -22,6 +22,7 @@ from forebay.topology import Topology, load_topology
 from tests.chaos.deployment import ROUTERS, WORKERS, Deployment, Starter
 from tests.chaos.faults import Faults
 from tests.chaos.history import Calm, Fault, Finding, History
+from tests.chaos.machine import Machine
 from tests.chaos.planted import planted, start_elsewhere
 from tests.chaos.readers import read_until, readers, store_followers
 from tests.chaos.reading import Reading
@@ -91,7 +92,12 @@ class Run:
 
     def go(self) -> None:
         """Run to the end."""
-        (self._run_kafka if self.settings.log == "kafka" else self._run_sqlite)()
+        machine = Machine(self.history.add)
+        machine.start()
+        try:
+            (self._run_kafka if self.settings.log == "kafka" else self._run_sqlite)()
+        finally:
+            machine.stop()
 
     def _run_sqlite(self) -> None:
         changelog = SqliteChangelog(self.directory / "log")

@@ -7,7 +7,19 @@ from typing import Any
 import pytest
 
 from tests.chaos.checker import check
-from tests.chaos.history import Calm, Fault, Finding, History, Item, Portion, Read, Record, Scope, value_of
+from tests.chaos.history import (
+    Calm,
+    Fault,
+    Finding,
+    History,
+    Item,
+    Overload,
+    Portion,
+    Read,
+    Record,
+    Scope,
+    value_of,
+)
 from tests.chaos.promises import KINDS
 
 KEY: Item = ("k",)
@@ -225,6 +237,28 @@ def test_failed_read_with_a_replica_left_is_a_violation():
     assert during("kill-worker", "wipe-state") == during("restart-storm") == during() == set()
     assert during("kill-router", target="r1") == {"unavailable"}
     assert during("kill-router", target="r0") == set()
+
+
+def test_an_overloaded_machine_excuses_silence_only():
+    """What is answered must be right all the same."""
+    fault, calm = Fault("kill-worker", "r0", 16_000.0, 22_000.0, 0), Calm(5_000.0, 15_000.0)
+    early, late = Overload(15_500.0, 19_000.0), Overload(19_500.0, 23_000.0)
+    unanswered, wrong = failed(504, "deadline", at=20_000.0), read(10, at=20_500.0)
+
+    def found(*overloads: Overload) -> set[str]:
+        finding = Finding("not-converged", "after 30 s", 20_000.0)
+        history = History(RECORDS, [unanswered, wrong], [fault], [calm], list(overloads), [finding])
+        return {violation.kind for violation in check(history)}
+
+    assert found() == found(early) == {"unavailable", "not-converged", "time-lag-understated"}
+    assert found(late) == found(early, late) == {"time-lag-understated"}
+
+
+def test_a_calm_on_an_overloaded_machine_is_none():
+    calm, overload = Calm(15_000.0, 25_000.0), Overload(24_000.0, 26_000.0)
+    history = History(RECORDS, [failed(504, "deadline")], calms=[calm])
+    assert {violation.kind for violation in check(history)} == {"unavailable"}
+    assert check(replace(history, overloads=[overload])) == []
 
 
 def event(serial: int, position: int, at: float) -> Read:
