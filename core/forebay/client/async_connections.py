@@ -135,6 +135,7 @@ class LoopConnections:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            task.add_done_callback(_forget)
             left = asyncio.ensure_future(_abandon(task))
             self._left.add(left)
             left.add_done_callback(self._left.discard)
@@ -162,6 +163,12 @@ async def _sent(http: httpx.AsyncClient, step: Send) -> httpx.Response:
     if isinstance(step, Open) and response.status_code != 200:
         await response.aread()
     return response
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    """Have no fault logged of which nobody is to be told, though the client is closed before it is seen."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _abandon(task: asyncio.Task[Any]) -> None:

@@ -1,6 +1,7 @@
 """Names of which some addresses drop every packet: the backlog of a listener that nobody accepts from is full."""
 
 import asyncio
+import gc
 import socket
 import time
 from collections.abc import Iterator
@@ -131,3 +132,29 @@ def test_commands_reach_the_address_that_answers(command, arguments, cluster: Cl
         result = click.testing.CliRunner().invoke(command, [*arguments, "--url", f"http://{NAME}:{port}"])
         assert result.exit_code == 0, result.output
         assert time.monotonic() < started_s + 5
+
+
+async def test_a_cancelled_read_leaves_nothing_in_the_log():
+    """Though what waits for its end is cancelled too, before its first step."""
+    faults: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["message"]))
+    port = free_port()
+    with dropping("127.0.0.1", port):
+        async with AsyncClient(f"http://127.0.0.1:{port}", timeout_ms=300) as client:
+            reading = asyncio.create_task(client.get("s", "a"))
+            await asyncio.sleep(0.05)
+            before = asyncio.all_tasks()
+            connecting = before - {asyncio.current_task(), reading}
+            reading.cancel()
+            await asyncio.sleep(0)
+            waiting = asyncio.all_tasks() - before
+            assert connecting
+            assert waiting
+            for task in waiting:
+                task.cancel()
+            del reading, before, waiting, task
+            await asyncio.wait(connecting)
+            del connecting
+            gc.collect()
+            await asyncio.sleep(0)
+    assert faults == []
