@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from forebay.metadata import Generation, HostInfo
@@ -459,8 +459,19 @@ def test_unfinished_warm_ups_count_until_caught_up(group: Group, joiners: int, r
             group = group.all_caught_up()
 
 
+def two_caught_up_of_five() -> Group:
+    """The intended holder has nothing yet, and two others that are caught up are still wanted."""
+    task = TaskId(0, 0)
+    lags = {"worker-1": {task: 0}, "worker-2": {task: 0}}
+    members = {name: Member(name, lags.get(name, {})) for name in names_of(5)}
+    current = Placement("worker-0", ("worker-1", "worker-2"))
+    placed = Assignment({task: current}, {task: Placement("worker-0", ())})
+    return Group((task,), members, AssignmentPolicy(1, ACCEPTABLE_LAG, 1), placed)
+
+
 @properties
 @given(any_groups())
+@example(two_caught_up_of_five())
 def test_caught_up_replica_stays_until_others_are_caught_up(group: Group) -> None:
     for _ in range(3):
         decided = group.assigned()
