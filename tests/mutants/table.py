@@ -2548,6 +2548,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("core/rest/test_paced_wakes.py::test_pauses_are_three_times_as_long_as_the_work",),
     ),
     Mutant(
+        "pages-of-other-lists",
+        "a page of another list than was asked for is no answer",
+        "forebay_router.reads.replica_request:ReplicaRequest.read",
+        "if _SCAN in answer.head and self.scan_head not in answer.head:",
+        "if False:",
+        ("router/reads/test_replica_read.py::test_a_page_of_another_list_fails_over",),
+    ),
+    Mutant(
         "left-streams-go-on",
         "a stream ends once its client has left",
         "forebay.rest.streamed_response:StreamedResponse._on_left",

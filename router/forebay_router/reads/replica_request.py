@@ -13,9 +13,12 @@ from forebay.metadata import HostInfo
 from forebay.rest.aging import answer_by_now
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.parameters import ReadParameters
+from forebay.rest.scans import SCAN_HEADER
 from forebay.topology import StoreSpec
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.upstream.connection import Admit
+
+_SCAN = SCAN_HEADER.encode() + b": "
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class ReplicaRequest:
     """How large the answer may become, if it is a page."""
     named: NamedKey | None = None
     """The key that the answer must be for."""
+    scan_head: bytes = b""
+    """The header line of the list that the page must be of."""
     admit: Admit | None = None
     """Makes room for a large answer before it is read; only on a dedicated connection."""
     decode: Callable[[Sequence[bytes]], Awaitable[Any]] | None = None
@@ -75,6 +80,8 @@ class ReplicaRequest:
             return None
         if b"content-type: " + self.accept + b"\r\n" not in answer.head:
             raise ValueError("answered in another version's format")
+        if _SCAN in answer.head and self.scan_head not in answer.head:
+            raise ValueError("answered with a page of another list")
         return None if self.decode is None else await self.decode(parts)
 
 

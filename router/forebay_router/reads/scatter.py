@@ -20,7 +20,7 @@ from forebay.rest.list_bodies import list_head, list_tail
 from forebay.rest.list_routes import ScanRoute
 from forebay.rest.parameters import ReadParameters, split_query
 from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE, ScanPage
-from forebay.rest.scans import Scan, make_scan, posted_cursor
+from forebay.rest.scans import Scan, make_scan, posted_cursor, scan_head
 from forebay.rest.statuses import TRANSIENT
 from forebay.rest.turns import decoded_in_turn, in_turn
 from forebay.routing.scattered_list import PartitionPages, ScatteredList, page_bytes_of
@@ -279,6 +279,7 @@ class Gather:
             dedicated_connection=True,
             page_bytes=self.page_bytes,
             decode=partial(decoded_in_turn, ScanPage.decode),
+            scan_head=scan_head(self.scan),
         )
         async with self.turns:
             return await ask(self.router, request, self.parameters, self.deadline_boot_ms)

@@ -45,8 +45,10 @@ def router_of(*roles: tuple[HostInfo, str]) -> Router:
     return router
 
 
-async def frames_of(router: Router) -> tuple[int, bytes]:
-    request = ReplicaRequest(SPEC, 0, b"/v1/stores/s/batch-get", b"{}", accept=FRAMES, dedicated_connection=True)
+async def frames_of(router: Router, scan_head: bytes = b"") -> tuple[int, bytes]:
+    request = ReplicaRequest(
+        SPEC, 0, b"/v1/stores/s", b"{}", accept=FRAMES, dedicated_connection=True, scan_head=scan_head
+    )
     try:
         async with asyncio.timeout(10):
             found = (await ask(router, request, ReadParameters(), boot_ms() + 5_000)).answer
@@ -67,6 +69,20 @@ async def test_where_no_replica_has_the_routers_format_it_is_reported():
         status, body = await frames_of(router_of((old, "active")))
     assert status == 503
     assert json.loads(body)["attempts"] == [{"host": str(old), "outcome": "answered in another version's format"}]
+
+
+async def test_a_page_of_another_list_fails_over():
+    """As of connections that are out of step; a worker that does not say which list it is of is believed."""
+    head = b"content-type: %b\r\n" % FRAMES
+    other, wanted = (answer(name, extra=head + b"forebay-scan: %b\r\n" % name) for name in (b"other", b"wanted"))
+    async with worker(other) as wrong, worker(wanted) as right, worker(answer(b"older", extra=head)) as older:
+        scan_head = b"forebay-scan: wanted\r\n"
+        for second, body in ((right, b"wanted"), (older, b"older")):
+            router = router_of((wrong, "active"), (second, "standby"))
+            assert await frames_of(router, scan_head) == (200, body)
+        status, refusal = await frames_of(router_of((wrong, "active")), scan_head)
+    assert status == 503
+    assert json.loads(refusal)["attempts"][0]["outcome"] == "answered with a page of another list"
 
 
 class Answering(asyncio.Protocol):
