@@ -30,6 +30,8 @@ _WORKER_OPTIONS = (
     *("--session-timeout-ms", "1000", "--initial-rebalance-delay-ms", "300", "--drain-ms", "300"),
     *("--standby-rebuild-delay-ms", "4000", "--state-cleanup-delay-ms", "5000"),
 )
+_LEAST_PER_SECOND, _RESTORE_S = 500, 10.0
+"""At what rate, and for about how long, a slow worker restores."""
 
 
 Starter: TypeAlias = Callable[[list[str], Path, Mapping[str, str]], Any]
@@ -50,6 +52,8 @@ class Deployment:
     workers: dict[str, Node] = field(default_factory=dict)
     routers: dict[str, Node] = field(default_factory=dict)
     proxies: Proxies = field(default_factory=Proxies)
+    log_records: Callable[[], int] = lambda: 0
+    """How many records all logs have."""
     _http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=2))
 
     def add_worker(self) -> Node:
@@ -60,11 +64,9 @@ class Deployment:
         arguments += ["--changelog", self.changelog_url, "--state-dir", str(state_dir)]
         arguments += ["--listen", endpoints[0].listen, "--advertise", endpoints[0].address]
         arguments += ["--processes", str(self.worker_processes)]
-        if len(self.workers) % WORKERS == WORKERS - 1:
-            # Its restores take a while, in which it is asked, too.
-            arguments += ["--apply-records-per-second", "500"]
+        is_slow = len(self.workers) % WORKERS == WORKERS - 1
         log = self.directory / f"{name}.log"
-        self.workers[name] = Node(name, endpoints, log, arguments, state_dir)
+        self.workers[name] = Node(name, endpoints, log, arguments, state_dir, is_slow=is_slow)
         return self.workers[name]
 
     def _worker_endpoints(self) -> tuple[Endpoint, ...]:
@@ -111,9 +113,16 @@ class Deployment:
             if node.process is not None and node.process.poll() is None:
                 return
             environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
-            node.process = self.start_process(node.arguments, node.log, environment)
+            node.process = self.start_process(self._arguments(node), node.log, environment)
             node.started_ms = boot_ms()
             node.meant_to_run = True
+
+    def _arguments(self, node: Node) -> list[str]:
+        if not node.is_slow:
+            return node.arguments
+        # However long the log has become, a restore ends soon enough.
+        per_second = max(_LEAST_PER_SECOND, int(self.log_records() / _RESTORE_S))
+        return [*node.arguments, "--apply-records-per-second", str(per_second)]
 
     def signal(self, node: Node, number: int) -> None:
         """Send a signal that does not end a process, to all of a worker's."""

@@ -37,6 +37,8 @@ class Node:
     log: Path
     arguments: list[str]
     state_dir: Path | None = None
+    is_slow: bool = False
+    """Whether its restores take a while, in which it is asked, too."""
     process: Any = None
     started_ms: float = 0.0
     meant_to_run: bool = False

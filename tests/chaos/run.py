@@ -126,6 +126,7 @@ class Run:
             self.directory, self.topology, changelog.url, report, self._starter(), worker_processes=processes
         )
         writer = Writer(self.topology, changelog.identity, log, self.settings.seed, self.history.add)
+        deployment.log_records = lambda: sum(end for ends in writer.ends.values() for end in ends.values())
         try:
             writer.start()
             for _ in range(WORKERS):
