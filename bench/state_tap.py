@@ -15,14 +15,23 @@ from pathlib import Path
 
 from bench.comparison import Effort
 from bench.figures import Row, Target, percentile
-from bench.process import Family
+from bench.process import Family, most_resident_mb
 
 from forebay.changelog import Heartbeat
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.task_ids import TopicPartition
 
-CHANGES = {1_000: 20, 100_000: 8}
-"""By how many keys a batch changes, how many batches follow the first, which is copied."""
+
+@dataclass(frozen=True)
+class _Load:
+    """How many batches follow the first, which is copied, and how often one begins."""
+
+    batches: int
+    trigger_s: int
+
+
+CHANGES = {1_000: _Load(20, 1), 100_000: _Load(8, 1), 2_000_000: _Load(3, 60)}
+"""By how many keys a batch changes. Spark takes so long for the largest that batches do not follow at once."""
 PARTITIONS = 4
 _TOPIC = "bench-counts-changelog"
 _TOPOLOGY = """
@@ -51,12 +60,13 @@ class _Followed:
     tap_s: float
     query_s: float
     state_source_s: list[float]
+    most_resident_mb: float
 
 
 def state_tap(effort: Effort) -> list[Row]:
     rows: list[Row] = []
-    for changes, batches in CHANGES.items():
-        followed = _follow(effort.directory / f"{changes}", changes, batches)
+    for changes, load in CHANGES.items():
+        followed = _follow(effort.directory / f"{changes}", changes, load)
         what = f"tap, {changes:,} changes a batch"
         rows += [
             Row(f"{what}: in the log after the commit, p50", "ms", (percentile(followed.delays_ms, 50),)),
@@ -68,6 +78,7 @@ def state_tap(effort: Effort) -> list[Row]:
                 "the query itself",
                 (followed.query_s,),
             ),
+            Row(f"{what}: most memory", "MB", (followed.most_resident_mb,)),
             Row(
                 f"{what}: a batch is in the log",
                 "s",
@@ -80,13 +91,15 @@ def state_tap(effort: Effort) -> list[Row]:
     return rows
 
 
-def _follow(directory: Path, changes: int, batches: int) -> _Followed:
+def _follow(directory: Path, changes: int, load: _Load) -> _Followed:
     directory.mkdir(parents=True)
     topology, checkpoint = directory / "topology.toml", directory / "checkpoint"
     topology.write_text(_TOPOLOGY)
     log = f"sqlite://{directory / 'log'}"
+    batches = load.batches
+    options = {"checkpoint": checkpoint, "changes": changes, "batches": batches + 1, "trigger-s": load.trigger_s}
     query = _started(
-        "bench.tapped_query", "--checkpoint", checkpoint, "--changes", changes, "--batches", batches + 1
+        "bench.tapped_query", *(part for name, value in options.items() for part in (f"--{name}", value))
     )
     tap = _started(
         "forebay", "spark", "follow", "--topology", topology, "--changelog", log, "--checkpoint", checkpoint
@@ -99,7 +112,7 @@ def _follow(directory: Path, changes: int, batches: int) -> _Followed:
         ended_ms = {batch: (commits / str(batch)).stat().st_mtime_ns / 1e6 for batch in range(1, batches + 1)}
         changelog = SqliteChangelog(directory / "log")
         _wait(lambda: _newest_batch(changelog) == batches, tap)
-        tap_s = tap_use.processor_s
+        tap_s, most_mb = tap_use.processor_s, most_resident_mb(tap.pid)
         heartbeats = list(_heartbeats(changelog))
         assert query.stdout is not None
         report = json.loads(query.stdout.readlines()[-1])
@@ -108,6 +121,7 @@ def _follow(directory: Path, changes: int, batches: int) -> _Followed:
             tap_s,
             query_s,
             report["state_source_s"],
+            most_mb,
         )
     finally:
         for process in (query, tap):

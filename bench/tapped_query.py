@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--changes", type=int, required=True, help="keys that each batch changes")
     parser.add_argument("--batches", type=int, required=True)
+    parser.add_argument("--trigger-s", type=int, default=1, help="seconds from one batch's begin to the next's")
     arguments = parser.parse_args()
     spark = start_spark()
     package = "org.apache.spark.sql.execution.streaming.state"
@@ -33,7 +34,7 @@ def main() -> None:
         .writeStream.outputMode("update")
         .format("noop")
         .option("checkpointLocation", arguments.checkpoint)
-        .trigger(processingTime="1 second")
+        .trigger(processingTime=f"{arguments.trigger_s} seconds")
         .start()
     )
     while (query.lastProgress or {"batchId": -1})["batchId"] < arguments.batches - 1:

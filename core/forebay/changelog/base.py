@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -19,8 +19,9 @@ Record = tuple[int, bytes, bytes | None, int, bool]
 A plain tuple, as the database returns it: a class of its own would halve the speed of a replay.
 """
 
-Rows = Mapping[int, Sequence[tuple[bytes, bytes | None]]]
-"""The keys and values of a batch by partition, in the order in which they are appended; None is a tombstone."""
+Rows = Mapping[int, Iterable[tuple[bytes, bytes | None]]]
+"""The keys and values of a batch by partition, in the order in which they are appended; None is a tombstone. They
+are read once."""
 
 
 @dataclass(frozen=True)

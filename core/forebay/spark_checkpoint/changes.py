@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from forebay.spark_checkpoint.data_types import DataType
@@ -18,6 +19,8 @@ _FAMILY_ID = struct.Struct("<h")
 FAMILY_ID_BYTES = 2
 _CHECKSUM_BYTES = 4
 _DELIMITER = b","
+_RowsDecoder = Callable[[Sequence[bytes], int], list[Row]]
+"""Decodes rows that begin at the same offset of each."""
 
 
 class Change(NamedTuple):
@@ -32,6 +35,21 @@ class Change(NamedTuple):
     family: str
     key: Row
     value: Row | None
+
+
+class ChangeBlock(NamedTuple):
+    """Some changes of one family by one version, in order, as ``Change`` has them."""
+
+    version: int
+    family: str
+    kinds: Sequence[Kind]
+    keys: Sequence[Row]
+    values: Sequence[Row | None]
+
+    def changes(self) -> Iterator[Change]:
+        """Each of them."""
+        for kind, key, value in zip(self.kinds, self.keys, self.values, strict=True):
+            yield Change(self.version, kind, self.family, key, value)
 
 
 class StateEntry(NamedTuple):
@@ -56,6 +74,10 @@ class FamilyDecoder:
             (self._list if family.has_lists else self._versioned_value) if rocksdb else self._plain_value
         )
         self._key_of = _key_decoder(family) if rocksdb else _plain_key(family)
+        rows = _versioned_rows if rocksdb else _plain_rows
+        is_divided = rocksdb and family.key_encoding.prefix_columns
+        self._keys_of = None if is_divided else rows(family.key.types)
+        self._values_of = None if family.has_lists else rows(family.value.types)
 
     def key(self, data: bytes, file: str) -> Row:
         """The fields of a key."""
@@ -71,9 +93,24 @@ class FamilyDecoder:
         except (RowMalformed, struct.error) as error:
             raise _undecoded("value", self.family, file, error) from error
 
+    def keys(self, data: Sequence[bytes], file: str) -> Sequence[Row]:
+        """The fields of several keys."""
+        if self._keys_of is not None:
+            # One by one, the key that does not fit is named.
+            with suppress(RowMalformed, struct.error):
+                return self._keys_of(data, self._skipped)
+        return [self.key(one, file) for one in data]
+
+    def values(self, data: Sequence[bytes | None], file: str) -> Sequence[Row | None]:
+        """The fields of several values; None of those that are None."""
+        if self._values_of is not None:
+            with suppress(RowMalformed, struct.error):
+                rows = iter(self._values_of([one for one in data if one is not None], 0))
+                return [None if one is None else next(rows) for one in data]
+        return [None if one is None else self.value(one, file) for one in data]
+
     def _plain_value(self, data: bytes) -> Row:
-        if len(data) % 8 == _CHECKSUM_BYTES:
-            raise RowMalformed("it has a row checksum, spark.sql.streaming.stateStore.rowChecksum.enabled")
+        _check_no_checksum(data)
         return self._value.decode(data)
 
     def _versioned_value(self, data: bytes) -> Row:
@@ -104,6 +141,11 @@ def family_id(key: bytes, file: str) -> int:
     return int(_FAMILY_ID.unpack_from(key)[0])
 
 
+def _check_no_checksum(data: bytes) -> None:
+    if len(data) % 8 == _CHECKSUM_BYTES:
+        raise RowMalformed("it has a row checksum, spark.sql.streaming.stateStore.rowChecksum.enabled")
+
+
 def _check_version(data: bytes, at: int) -> None:
     version = data[at : at + 1]
     if version != bytes([_ROW_VERSION]):
@@ -115,6 +157,28 @@ def _undecoded(part: str, family: ColumnFamily, file: str, error: Exception) -> 
     schema = family.key if part == "key" else family.value
     message = f"{file} has a {part} of {family.name!r} that does not fit {schema}: {error}."
     return CheckpointFileCorrupt(f"{message} The file is damaged, or forebay does not know this version of Spark.")
+
+
+def _plain_rows(types: tuple[DataType, ...]) -> _RowsDecoder:
+    decode_all = RowDecoder(types).decode_all
+
+    def decode(data: Sequence[bytes], at: int) -> list[Row]:
+        for one in data:
+            _check_no_checksum(one)
+        return decode_all(data, at)
+
+    return decode
+
+
+def _versioned_rows(types: tuple[DataType, ...]) -> _RowsDecoder:
+    decode_all = RowDecoder(types).decode_all
+
+    def decode(data: Sequence[bytes], at: int) -> list[Row]:
+        for version in {one[at : at + 1] for one in data}:
+            _check_version(version, 0)
+        return decode_all(data, at + 1)
+
+    return decode
 
 
 def _plain_key(family: ColumnFamily) -> Callable[[bytes, int], Row]:

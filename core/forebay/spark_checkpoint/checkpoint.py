@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache, partial
 
-from forebay.spark_checkpoint.changes import Change, StateEntry
+from forebay.spark_checkpoint.changes import Change, ChangeBlock, StateEntry
 from forebay.spark_checkpoint.errors import CheckpointMissing, VersionNotCommitted, VersionPurged
 from forebay.spark_checkpoint.files import CheckpointFiles, open_files
 from forebay.spark_checkpoint.logs import Commit, Offsets, parse_commit, parse_offsets, parse_query_id
@@ -115,6 +115,19 @@ class Checkpoint:
         or all but the ``family``. Raises ``VersionNotCommitted``, ``VersionPurged``, ``LineageMismatch``, and
         ``StateUnsupported`` if the provider keeps no changes.
         """
+        for block in self.change_blocks(operator, partition, from_version, to_version, store, family):
+            yield from block.changes()
+
+    def change_blocks(
+        self,
+        operator: int,
+        partition: int,
+        from_version: int,
+        to_version: int,
+        store: str = DEFAULT_STORE,
+        family: str | None = None,
+    ) -> Iterator[ChangeBlock]:
+        """What ``changes`` gives, many changes at a time, which takes a fraction of the time."""
         for version in range(from_version, to_version + 1):
             self._commit_of(version - 1)
         files = self._store_files(operator, partition, to_version, store, family)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal
 
 from forebay.spark_checkpoint.data_types import AtomicType, DataType, Field, StructType
@@ -104,6 +105,11 @@ def field_at(row: Sequence[Any], path: Path) -> Any:
             return None
         value = value[position]
     return value
+
+
+def field_reader(path: Path) -> Callable[[Sequence[Any]], Any]:
+    """What reads the field at a path from rows, as ``field_at``."""
+    return itemgetter(path[0]) if len(path) == 1 else lambda row: field_at(row, path)
 
 
 def describe_operator(operator: Operator) -> OperatorDescription:

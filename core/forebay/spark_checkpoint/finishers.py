@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from forebay.spark_checkpoint.data_types import AtomicType, DecimalType, Field
@@ -31,6 +32,18 @@ def finish(function: str, buffer: Sequence[Any]) -> Any:
     Raises ``KeyError`` for a function that ``FINISHERS`` does not have.
     """
     return FINISHERS[function].finish(buffer)
+
+
+def value_reader(function: str, fields: Sequence[Field], position: int) -> Callable[[Sequence[Any]], Any]:
+    """What reads an aggregate's value from rows of these fields, whose buffer begins at a position.
+
+    Raises as ``check_function``.
+    """
+    check_function(function, fields, position)
+    if FINISHERS[function].finish is _only:
+        return itemgetter(position)
+    end = position + buffer_width(function, fields, position)
+    return lambda row: finish(function, row[position:end])
 
 
 def functions_at(fields: Sequence[Field], position: int) -> tuple[str, ...]:

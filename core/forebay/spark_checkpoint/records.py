@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -18,12 +18,15 @@ from forebay.spark_checkpoint.errors import CheckpointFileCorrupt, CheckpointFor
 Kind = Literal["put", "delete", "merge"]
 _SIZE = struct.Struct(">i")
 _END = -1
-_KINDS: dict[int, Kind] = {0x01: "put", 0x10: "delete", 0x11: "merge"}
+_PUT = 0x01
+_KINDS: dict[int, Kind] = {_PUT: "put", 0x10: "delete", 0x11: "merge"}
 _END_KIND = 0x00
 _UNNAMED_FORMAT = 1
 _FORMATS_WITH_KINDS = (2, 4)
 _FORMATS_WITH_LINEAGE = (3, 4)
 _NEWEST_FORMAT = 4
+_BLOCK_RECORDS = 2048
+_PUT_KIND: tuple[Kind] = ("put",)
 
 
 class Record(NamedTuple):
@@ -32,6 +35,22 @@ class Record(NamedTuple):
     kind: Kind
     key: bytes
     value: bytes | None
+
+
+class RecordBlock(NamedTuple):
+    """Some records of a file, in its order."""
+
+    kinds: Sequence[Kind]
+    keys: Sequence[bytes]
+    values: Sequence[bytes | None]
+
+    def records(self) -> Iterator[Record]:
+        """Each of them."""
+        return map(Record, *self)
+
+
+_Reader = Callable[[bytes, int, str], tuple[Record | None, int]]
+"""Reads the record at an offset of a file, whose name it is given; None at the end."""
 
 
 @dataclass(frozen=True)
@@ -69,35 +88,120 @@ def changelog_head(plain: bytes, file: str) -> ChangelogFile:
     return ChangelogFile(number, lineage, at)
 
 
-def changelog_records(plain: bytes, head: ChangelogFile, file: str) -> Iterator[Record]:
+def changelog_blocks(plain: bytes, head: ChangelogFile, file: str) -> Iterator[RecordBlock]:
     """The records after a changelog's head; raises ``CheckpointFileCorrupt``."""
     if not head.has_column_families:
-        yield from records(plain, file, head.records_at)
-        return
-    at = head.records_at
-    while at < len(plain):
-        code = plain[at]
-        if code == _END_KIND:
-            return
-        kind = _KINDS.get(code)
-        if kind is None:
-            raise CheckpointFileCorrupt(f"{file} has a record of kind {code:#x} at {at}. {_REMEDY}")
-        key, at = _sized(plain, at + 1, file)
-        value, at = _sized(plain, at, file)
-        if key is None or (value is None) != (kind == "delete"):
-            raise CheckpointFileCorrupt(f"{file} has a {kind} without its key or value before {at}. {_REMEDY}")
-        yield Record(kind, key, value)
-    raise _cut(file, len(plain))
+        return blocks(plain, file, head.records_at)
+    return _blocks(plain, head.records_at, file, _record_with_kind, has_kinds=True)
 
 
-def records(plain: bytes, file: str, at: int = 0) -> Iterator[Record]:
+def blocks(plain: bytes, file: str, at: int = 0) -> Iterator[RecordBlock]:
     """The records of a file without kinds; raises ``CheckpointFileCorrupt``."""
+    return _blocks(plain, at, file, _record, has_kinds=False)
+
+
+def _blocks(plain: bytes, at: int, file: str, read: _Reader, *, has_kinds: bool) -> Iterator[RecordBlock]:
     while True:
-        key, at = _sized(plain, at, file)
-        if key is None:
+        block, at = _puts_of_one_size(plain, at, has_kinds)
+        if not block.keys:
+            block, at = _records_of_any_size(plain, at, file, read, has_kinds)
+        if not block.keys:
             return
-        value, at = _sized(plain, at, file)
-        yield Record("delete" if value is None else "put", key, value)
+        yield block
+
+
+def _puts_of_one_size(plain: bytes, at: int, has_kinds: bool) -> tuple[RecordBlock, int]:
+    """The next puts, and where the records after them begin, if all keys are equally long and all values too; none
+    if they are not.
+
+    Why: they are read in a third of the time.
+    """
+    none = RecordBlock((), (), ()), at
+    key_bytes = _size_at(plain, at + has_kinds)
+    value_bytes = _size_at(plain, at + has_kinds + _SIZE.size + key_bytes)
+    if key_bytes < 0 or value_bytes < 0:
+        return none
+    layout = struct.Struct(f">{'B' if has_kinds else ''}i{key_bytes}si{value_bytes}s")
+    count = min(_BLOCK_RECORDS, (len(plain) - at) // layout.size)
+    if not count:
+        return none
+    after = at + count * layout.size
+    columns = tuple(zip(*layout.iter_unpack(memoryview(plain)[at:after]), strict=True))
+    key_sizes, keys, value_sizes, values = columns[has_kinds:]
+    numbers = (*columns[:has_kinds], key_sizes, value_sizes)
+    if any(column.count(column[0]) < count for column in numbers) or (has_kinds and columns[0][0] != _PUT):
+        return none
+    return RecordBlock(_PUT_KIND * count, keys, values), after
+
+
+def _size_at(plain: bytes, at: int) -> int:
+    """The size that is there; -1 if there is none."""
+    return int(_SIZE.unpack_from(plain, at)[0]) if 0 <= at <= len(plain) - _SIZE.size else _END
+
+
+def _records_of_any_size(
+    plain: bytes, at: int, file: str, read: _Reader, has_kinds: bool
+) -> tuple[RecordBlock, int]:
+    """The next records, and where those after them begin; none at the end."""
+    kinds: list[Kind] = []
+    keys: list[bytes] = []
+    values: list[bytes | None] = []
+    while len(keys) < _BLOCK_RECORDS:
+        at = _append_puts(plain, at, has_kinds, keys, values)
+        kinds.extend(_PUT_KIND * (len(keys) - len(kinds)))
+        record, at = read(plain, at, file)
+        if record is None:
+            break
+        kinds.append(record.kind)
+        keys.append(record.key)
+        values.append(record.value)
+    return RecordBlock(kinds, keys, values), at
+
+
+def _append_puts(plain: bytes, at: int, has_kinds: bool, keys: list[bytes], values: list[bytes | None]) -> int:
+    """Append the next puts up to a block, or to what is no whole put; returns where that is."""
+    size_at, end = _SIZE.unpack_from, len(plain)
+    try:
+        while len(keys) < _BLOCK_RECORDS and not (has_kinds and plain[at] != _PUT):
+            key_at = at + has_kinds + _SIZE.size
+            key_end = key_at + size_at(plain, key_at - _SIZE.size)[0]
+            value_at = key_end + _SIZE.size
+            value_end = value_at + size_at(plain, key_end)[0]
+            if not key_at <= key_end < value_at <= value_end <= end:
+                break
+            keys.append(plain[key_at:key_end])
+            values.append(plain[value_at:value_end])
+            at = value_end
+    except (struct.error, IndexError):
+        # Whoever reads on from here says what is missing.
+        pass
+    return at
+
+
+def _record_with_kind(plain: bytes, at: int, file: str) -> tuple[Record | None, int]:
+    """A record after its kind, and where the next begins; None at the end."""
+    if at >= len(plain):
+        raise _cut(file, len(plain))
+    code = plain[at]
+    if code == _END_KIND:
+        return None, at
+    kind = _KINDS.get(code)
+    if kind is None:
+        raise CheckpointFileCorrupt(f"{file} has a record of kind {code:#x} at {at}. {_REMEDY}")
+    key, at = _sized(plain, at + 1, file)
+    value, at = _sized(plain, at, file)
+    if key is None or (value is None) != (kind == "delete"):
+        raise CheckpointFileCorrupt(f"{file} has a {kind} without its key or value before {at}. {_REMEDY}")
+    return Record(kind, key, value), at
+
+
+def _record(plain: bytes, at: int, file: str) -> tuple[Record | None, int]:
+    """A record without kind, and where the next begins; None at the end."""
+    key, at = _sized(plain, at, file)
+    if key is None:
+        return None, at - _SIZE.size
+    value, at = _sized(plain, at, file)
+    return Record("delete" if value is None else "put", key, value), at
 
 
 _REMEDY = "Restore the file, or start from a later snapshot."

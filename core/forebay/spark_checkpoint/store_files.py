@@ -7,8 +7,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, groupby
+from operator import itemgetter
 
-from forebay.spark_checkpoint.changes import Change, FamilyDecoder, StateEntry, family_id
+from forebay.spark_checkpoint.changes import (
+    FAMILY_ID_BYTES,
+    ChangeBlock,
+    FamilyDecoder,
+    StateEntry,
+    family_id,
+)
 from forebay.spark_checkpoint.compression import decompressor
 from forebay.spark_checkpoint.errors import (
     CheckpointFileCorrupt,
@@ -20,7 +28,7 @@ from forebay.spark_checkpoint.errors import (
 from forebay.spark_checkpoint.files import CheckpointFiles
 from forebay.spark_checkpoint.overlay import Item, Overlay
 from forebay.spark_checkpoint.providers import Provider
-from forebay.spark_checkpoint.records import Record, changelog_head, changelog_records, records
+from forebay.spark_checkpoint.records import RecordBlock, blocks, changelog_blocks, changelog_head
 from forebay.spark_checkpoint.rocksdb_snapshot import open_snapshot, read_metadata
 from forebay.spark_checkpoint.schemas import DEFAULT_FAMILY, INTERNAL_PREFIX, ColumnFamily
 
@@ -35,7 +43,7 @@ class _Batch:
 
     file: str
     has_column_families: bool
-    records: Iterator[Record]
+    blocks: Iterator[RecordBlock]
 
 
 @dataclass(frozen=True)
@@ -53,15 +61,33 @@ class StoreFiles:
     only: str | None = None
     """The family to decode; None for all."""
 
-    def changes(self, version: int) -> Iterator[Change]:
+    def changes(self, version: int) -> Iterator[ChangeBlock]:
         """What the version changed, without the families of Spark's own."""
         batch = self._batch(version)
-        for record in batch.records:
-            decoder = self._decoder(record.key, batch.has_column_families, batch.file)
-            if decoder is not None:
-                value = None if record.value is None else decoder.value(record.value, batch.file)
-                key = decoder.key(record.key, batch.file)
-                yield Change(version, record.kind, decoder.family.name, key, value)
+        for block in batch.blocks:
+            for decoder, part in self._by_family(block, batch):
+                values = decoder.values(part.values, batch.file)
+                keys = decoder.keys(part.keys, batch.file)
+                yield ChangeBlock(version, decoder.family.name, part.kinds, keys, values)
+
+    def _by_family(self, block: RecordBlock, batch: _Batch) -> Iterator[tuple[FamilyDecoder, RecordBlock]]:
+        """The block in parts of one family each, in its order, without those that are left out."""
+        if not batch.has_column_families:
+            yield self._decoders[DEFAULT_FAMILY, False], block
+            return
+        numbers = [key[:FAMILY_ID_BYTES] for key in block.keys]
+        decoders = {number: self._decoder(number, True, batch.file) for number in set(numbers)}
+        if len(decoders) == 1:
+            [only] = decoders.values()
+            if only is not None:
+                yield only, block
+            return
+        kept = (item for item in zip(numbers, *block, strict=True) if decoders[item[0]] is not None)
+        for number, items in groupby(kept, key=itemgetter(0)):
+            _, kinds, keys, values = zip(*items, strict=True)
+            decoder = decoders[number]
+            assert decoder is not None
+            yield decoder, RecordBlock(kinds, keys, values)
 
     def content(self, version: int) -> Iterator[StateEntry]:
         """What the store holds at a version, without the families of Spark's own."""
@@ -71,8 +97,9 @@ class StoreFiles:
             for later in range(base + 1, version + 1):
                 batch = self._batch(later)
                 file, prefixed = batch.file, batch.has_column_families
-                for record in batch.records:
-                    overlay.apply(record)
+                for block in batch.blocks:
+                    for record in block.records():
+                        overlay.apply(record)
             for key, value in overlay.over(items):
                 decoder = self._decoder(key, prefixed, file)
                 if decoder is not None:
@@ -105,8 +132,9 @@ class StoreFiles:
         if not self.provider.is_rocksdb:
             path = self._path(version, _SNAPSHOT)
             plain = self._plain(self.files.read(path), path)
-            _read_through(records(plain, path))
-            return ((record.key, record.value or b"") for record in records(plain, path)), False
+            _read_through(blocks(plain, path))
+            items = (zip(block.keys, block.values, strict=True) for block in blocks(plain, path))
+            return ((key, value or b"") for key, value in chain.from_iterable(items)), False
         path = self._path(version, _ARCHIVE)
         families = read_metadata(self.files.read(path), path).families
         snapshot = opened.enter_context(open_snapshot(self.files, self.directory, path))
@@ -120,10 +148,10 @@ class StoreFiles:
         except FileNotFoundError:
             raise self._unavailable(version, path) from None
         if not self.provider.is_rocksdb:
-            return _Batch(path, False, records(plain, path))
+            return _Batch(path, False, blocks(plain, path))
         head = changelog_head(plain, path)
         self._check_lineage(version, head.lineage, path)
-        return _Batch(path, head.has_column_families, changelog_records(plain, head, path))
+        return _Batch(path, head.has_column_families, changelog_blocks(plain, head, path))
 
     def _check_lineage(self, version: int, lineage: dict[int, str] | None, path: str) -> None:
         """That the file continues the version that was committed before it."""

@@ -30,6 +30,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from itertools import islice, repeat
 from typing import Any
 
 from forebay.spark_checkpoint.data_types import (
@@ -106,6 +107,32 @@ class RowDecoder:
                 if nulls[at >> 6] >> (at & 63) & 1:
                     values[at] = None
         return tuple(values)
+
+    def decode_all(self, rows: Sequence[bytes], start: int) -> list[Row]:
+        """The fields of rows that begin at ``start`` of each; raises ``RowMalformed``.
+
+        Why: decoded field by field they take half the time. Those with a null are decoded one by one.
+        """
+        if not self._count or min(map(len, rows), default=0) < start + self._words.size:
+            return [self.decode(row, start) for row in rows]
+        words = zip(*map(self._words.unpack_from, rows, repeat(start)), strict=True)
+        nulls = list(islice(words, self._null_words))
+        if not any(map(any, nulls)):
+            return self._decode_fields(rows, start, list(words))
+        has_null = list(map(any, zip(*nulls, strict=True)))
+        others = iter(self.decode_all([row for row, has in zip(rows, has_null, strict=True) if not has], start))
+        return [self.decode(row, start) if has else next(others) for row, has in zip(rows, has_null, strict=True)]
+
+    def _decode_fields(self, rows: Sequence[bytes], start: int, fields: list[Sequence[Any]]) -> list[Row]:
+        """The rows whose words are these fields, of which none is null."""
+        for at, exponent in self._small_decimals:
+            fields[at] = [_decimal(unscaled, exponent) for unscaled in fields[at]]
+        for at, part in self._parts:
+            fields[at] = [
+                _placed(part, row, start, len(row) - start, word)
+                for row, word in zip(rows, fields[at], strict=True)
+            ]
+        return list(zip(*fields, strict=True))
 
 
 def _placed(part: _Part, data: bytes, start: int, size: int, word: int) -> Any:

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from itertools import chain
+from typing import Protocol
 
 import msgspec
 
-from forebay.spark_checkpoint.changes import Change, StateEntry
+from forebay.spark_checkpoint.changes import Change, ChangeBlock, StateEntry
 from forebay.spark_checkpoint.description import TableKind
 from forebay.spark_checkpoint.unsafe_row import Row
-from forebay.state_tap.mapping import KeyUnfit, TableMapping
+from forebay.state_tap.mapping import TableMapping
+from forebay.state_tap.plain_conversion import PlainConversion, PlainKeys, StoreRecord
 from forebay.state_tap.scratch import Kept, SessionIndex, SessionState, ValueIndex
 
-log = logging.getLogger(__name__)
-
 _TIME_BYTES = 8
-
-
-class StoreRecord(NamedTuple):
-    """A record for the log: the key's plain bytes, which decide its partition, its whole key, and the value
-    (None is a tombstone)."""
-
-    plain: bytes
-    key: bytes
-    value: bytes | None
 
 
 class Conversion(Protocol):
@@ -39,7 +29,7 @@ class Conversion(Protocol):
         """The records of one partition of the state as it is at a version."""
         ...
 
-    def apply(self, changes: Iterable[Change], now_ms: int) -> Iterator[StoreRecord]:
+    def apply(self, blocks: Iterable[ChangeBlock], now_ms: int) -> Iterator[StoreRecord]:
         """The records of one partition's changes by one batch, in order: the last of a key counts."""
         ...
 
@@ -68,71 +58,15 @@ def open_conversion(mapping: TableMapping) -> Conversion:
 def _of_keys(mapping: TableMapping) -> Conversion:
     if mapping.table.is_list or (mapping.table.expires_path is not None and mapping.deletes):
         return ValueConversion(mapping)
-    return PlainConversion(mapping, lambda plain, _: plain)
+    return PlainConversion(mapping, lambda plains, _: plains)
 
 
 def _of_windows(mapping: TableMapping) -> Conversion:
-    return PlainConversion(mapping, lambda plain, key: plain + _time(mapping.window_start_ms(key)))
-
-
-class _Keys:
-    """Reads keys; those that the store's codec cannot have are left out, and the first is logged."""
-
-    def __init__(self, mapping: TableMapping) -> None:
-        self._mapping = mapping
-        self._was_logged = False
-
-    def plain(self, key: Row) -> bytes | None:
-        try:
-            return self._mapping.plain_key(key)
-        except KeyUnfit as error:
-            if not self._was_logged:
-                self._was_logged = True
-                log.warning(
-                    "a key of the state cannot be one of the store %r and is left out, as are others like it: %s",
-                    self._mapping.spec.name,
-                    error,
-                )
-            return None
-
-
-class PlainConversion:
-    """Keys and windows: a change needs nothing of what was before."""
-
-    remembers = False
-
-    def __init__(self, mapping: TableMapping, log_key: Callable[[bytes, Row], bytes]) -> None:
-        self.mapping = mapping
-        self._keys = _Keys(mapping)
-        self._log_key = log_key
-
-    def load(self, entries: Iterable[StateEntry], now_ms: int) -> Iterator[StoreRecord]:
-        for _, key, value in entries:
-            plain = self._keys.plain(key)
-            if plain is not None:
-                yield StoreRecord(plain, self._log_key(plain, key), self.mapping.value(value))
-
-    def apply(self, changes: Iterable[Change], now_ms: int) -> Iterator[StoreRecord]:
-        deletes = self.mapping.deletes
-        for _, _, _, key, value in changes:
-            if value is None and not deletes:
-                continue
-            plain = self._keys.plain(key)
-            if plain is not None:
-                text = None if value is None else self.mapping.value(value)
-                yield StoreRecord(plain, self._log_key(plain, key), text)
-
-    def expire(self, now_ms: int) -> Iterator[StoreRecord]:
-        return iter(())
-
-    def next_expiry_ms(self) -> int | None:
-        return None
-
-    def is_gone(self, key: bytes) -> bool:
-        return self.mapping.deletes
-
-    def clear(self) -> None:
-        pass
+    start_ms = mapping.window_start_ms
+    return PlainConversion(
+        mapping,
+        lambda plains, keys: [plain + _time(start_ms(key)) for plain, key in zip(plains, keys, strict=True)],
+    )
 
 
 class SessionConversion:
@@ -143,7 +77,7 @@ class SessionConversion:
 
     def __init__(self, mapping: TableMapping) -> None:
         self.mapping = mapping
-        self._keys = _Keys(mapping)
+        self._keys = PlainKeys(mapping)
         self._sessions = SessionIndex()
 
     def load(self, entries: Iterable[StateEntry], now_ms: int) -> Iterator[StoreRecord]:
@@ -152,11 +86,11 @@ class SessionConversion:
             if plain is not None:
                 session = SessionState(*self.mapping.session_ms(value))
                 self._sessions.put(plain, session)
-                yield self._record(plain, session, self.mapping.value(value))
+                yield self._record(plain, session, self.mapping.values.text(value))
 
-    def apply(self, changes: Iterable[Change], now_ms: int) -> Iterator[StoreRecord]:
+    def apply(self, blocks: Iterable[ChangeBlock], now_ms: int) -> Iterator[StoreRecord]:
         removed: list[tuple[bytes, SessionState]] = []
-        for _, _, _, key, value in changes:
+        for _, _, _, key, value in _changes(blocks):
             plain = self._keys.plain(key)
             if plain is None:
                 continue
@@ -171,7 +105,7 @@ class SessionConversion:
             if end_ms not in (None, session.end_ms):
                 yield self._record(plain, SessionState(start_ms, end_ms or 0), None)
             self._sessions.put(plain, session)
-            yield self._record(plain, session, self.mapping.value(value))
+            yield self._record(plain, session, self.mapping.values.text(value))
         for plain, session in removed:
             # Spark may remove a session and write it again, with the same times or a later end.
             if self._sessions.end_ms(plain, session.start_ms) == session.end_ms:
@@ -198,7 +132,7 @@ class SessionConversion:
         return int(key[-1]) // 1_000
 
     def _record(self, plain: bytes, session: SessionState, value: bytes | None) -> StoreRecord:
-        return StoreRecord(plain, plain + _time(session.end_ms) + _time(session.start_ms), value)
+        return plain, plain + _time(session.end_ms) + _time(session.start_ms), value
 
 
 class ValueConversion:
@@ -208,7 +142,7 @@ class ValueConversion:
 
     def __init__(self, mapping: TableMapping) -> None:
         self.mapping = mapping
-        self._keys = _Keys(mapping)
+        self._keys = PlainKeys(mapping)
         self._values = ValueIndex()
         self._is_list = mapping.table.is_list
 
@@ -218,15 +152,15 @@ class ValueConversion:
             if plain is not None:
                 yield self._put(plain, self._elements(value), now_ms)
 
-    def apply(self, changes: Iterable[Change], now_ms: int) -> Iterator[StoreRecord]:
-        for _, kind, _, key, value in changes:
+    def apply(self, blocks: Iterable[ChangeBlock], now_ms: int) -> Iterator[StoreRecord]:
+        for _, kind, _, key, value in _changes(blocks):
             plain = self._keys.plain(key)
             if plain is None:
                 continue
             if value is None:
                 self._values.remove(plain)
                 if self.mapping.deletes:
-                    yield StoreRecord(plain, plain, None)
+                    yield plain, plain, None
                 continue
             before = self._values.get(plain) if kind == "merge" else None
             held = [] if before is None else _decode(before)
@@ -239,7 +173,7 @@ class ValueConversion:
                 yield self._put(plain, live, now_ms)
             else:
                 self._values.remove(plain)
-                yield StoreRecord(plain, plain, None)
+                yield plain, plain, None
 
     def next_expiry_ms(self) -> int | None:
         return self._values.next_expiry_ms()
@@ -252,7 +186,7 @@ class ValueConversion:
 
     def _elements(self, value: Row) -> list[_Element]:
         rows: Iterable[Row] = value if self._is_list else (value,)
-        return [_Element(self._expires_ms(row), msgspec.Raw(self.mapping.value(row))) for row in rows]
+        return [_Element(self._expires_ms(row), msgspec.Raw(self.mapping.values.text(row))) for row in rows]
 
     def _expires_ms(self, row: Row) -> int | None:
         return self.mapping.expires_ms(row) if self.mapping.deletes else None
@@ -265,7 +199,7 @@ class ValueConversion:
             text: bytes | None = _encode(live) if live or not elements else None
         else:
             text = bytes(live[0]) if live else None
-        return StoreRecord(plain, plain, text)
+        return plain, plain, text
 
 
 CONVERSIONS: Mapping[TableKind, Callable[[TableMapping], Conversion]] = {
@@ -274,6 +208,10 @@ CONVERSIONS: Mapping[TableKind, Callable[[TableMapping], Conversion]] = {
     "session": SessionConversion,
 }
 """What opens the conversion of a table, by the kind of store that it can be."""
+
+
+def _changes(blocks: Iterable[ChangeBlock]) -> Iterator[Change]:
+    return chain.from_iterable(block.changes() for block in blocks)
 
 
 class _Element(msgspec.Struct, array_like=True, frozen=True):

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-import msgspec
 
 from forebay.codecs import TOTAL_KEYS
-from forebay.errors import BadKey, TopologyError
+from forebay.errors import TopologyError
 from forebay.spark_checkpoint.data_types import AtomicType, DataType, StructType
 from forebay.spark_checkpoint.description import (
     OperatorDescription,
@@ -19,15 +13,18 @@ from forebay.spark_checkpoint.description import (
     Table,
     describe_operator,
     field_at,
+    field_reader,
     position_text,
 )
 from forebay.spark_checkpoint.errors import CheckpointMissing, StateUnsupported
-from forebay.spark_checkpoint.finishers import buffer_width, check_function, finish
+from forebay.spark_checkpoint.finishers import value_reader
 from forebay.spark_checkpoint.operators import Operator
 from forebay.spark_checkpoint.schemas import ColumnFamily
 from forebay.spark_checkpoint.unsafe_row import Row
 from forebay.spark_state import DELETE, KEEP, StateColumn
 from forebay.state_tap.json_forms import json_form
+from forebay.state_tap.key_encoder import KeyEncoder
+from forebay.state_tap.value_encoder import Member, ValueEncoder
 from forebay.topology import StoreSpec
 
 _KEY_TYPES = {
@@ -37,24 +34,8 @@ _KEY_TYPES = {
     "bytes": ("binary",),
     "json": ("string", "boolean", "byte", "short", "integer", "long"),
 }
-_SAFE_INTEGER = (1 << 53) - 1
 _MICROSECONDS = 1_000
 _DOUBLES = ("avg", "stddev", "variance")
-
-_encode = msgspec.json.Encoder(decimal_format="number").encode
-_json_key = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-
-class KeyUnfit(Exception):
-    """A key that the store's codec cannot have, such as null."""
-
-
-@dataclass(frozen=True)
-class _Member:
-    """One member of the values: where it is in a row, and what makes JSON of it."""
-
-    name: str
-    read: Callable[[Row], Any]
 
 
 class TableMapping:
@@ -74,10 +55,11 @@ class TableMapping:
         self.table = _table(spec, describe_operator(operator))
         self.family = operator.store(self.table.store).family(self.table.family)
         self._check()
-        self._members = _members(spec, self.table, self.family)
-        self.names = tuple(member.name for member in self._members)
+        self.keys = KeyEncoder(spec, tuple(field.path for field in self.table.key))
+        members = _members(spec, self.table, self.family)
+        self.values = ValueEncoder(members)
+        self.names = tuple(member.name for member in members)
         """The members of a value."""
-        self._key_paths = tuple(field.path for field in self.table.key)
         self.digest = _digest(spec, operator, self.table, self.family)
 
     @property
@@ -86,28 +68,6 @@ class TableMapping:
         assert self.spec.spark_state is not None
         chosen = self.spec.spark_state.on_removal or (DELETE if self.spec.store_kind.expiry is None else KEEP)
         return chosen == DELETE
-
-    def plain_key(self, key: Row) -> bytes:
-        """A key's plain bytes; raises ``KeyUnfit``."""
-        parts = [field_at(key, path) for path in self._key_paths]
-        if not parts:
-            return TOTAL_KEYS[self.spec.key].encode()
-        if self.spec.key == "json":
-            if any(isinstance(part, int) and abs(part) > _SAFE_INTEGER for part in parts):
-                raise KeyUnfit(f"{parts!r} has an integer beyond 2^53, which a JSON key cannot: cast it to string")
-            return _json_key(parts).encode()
-        if parts == [None]:
-            raise KeyUnfit("it is null")
-        if self.spec.key == "bytes":
-            return bytes(parts[0])
-        try:
-            return self.spec.key_codec.from_json(parts[0])
-        except BadKey as error:
-            raise KeyUnfit(error.detail) from None
-
-    def value(self, row: Row) -> bytes:
-        """A value's JSON text."""
-        return _encode({member.name: member.read(row) for member in self._members})
 
     def window_start_ms(self, key: Row) -> int:
         """When a window starts, of its key; raises ``StateUnsupported`` if it is as long as no window of the
@@ -182,7 +142,7 @@ def _table(spec: StoreSpec, described: OperatorDescription) -> Table:
     raise CheckpointMissing(f"Operator {described.operator} has no variable {variable!r}, only {names}.")
 
 
-def _members(spec: StoreSpec, table: Table, family: ColumnFamily) -> tuple[_Member, ...]:
+def _members(spec: StoreSpec, table: Table, family: ColumnFamily) -> tuple[Member, ...]:
     assert spec.spark_state is not None
     columns = spec.spark_state.columns or _own_columns(spec, table)
     return tuple(_member(spec, column, family.value) for column in columns)
@@ -210,31 +170,18 @@ def _function(field: StateField) -> str:
     return f', function = "{field.functions[0]}"' if field.functions else ""
 
 
-def _member(spec: StoreSpec, column: StateColumn, struct: StructType) -> _Member:
+def _member(spec: StoreSpec, column: StateColumn, struct: StructType) -> Member:
     kind = _type_at(spec, column, struct)
     if column.function is None:
-        path = column.path
-        return _formed(column.name, lambda row: field_at(row, path), kind)
+        return Member(column.name, field_reader(column.path), json_form(kind))
     if len(column.path) != 1:
         raise TopologyError(
             f"The field {column.name!r} of {spec.name!r} is within a struct, where no aggregate has its buffer: "
             "leave out its function."
         )
     function, [at] = column.function, column.path
-    check_function(function, struct.fields, at)
-    end = at + buffer_width(function, struct.fields, at)
-    return _formed(
-        column.name,
-        lambda row: finish(function, row[at:end]),
-        AtomicType("double") if function in _DOUBLES else kind,
-    )
-
-
-def _formed(name: str, read: Callable[[Row], Any], kind: DataType) -> _Member:
-    form = json_form(kind)
-    if form is None:
-        return _Member(name, read)
-    return _Member(name, lambda row: None if (value := read(row)) is None else form(value))
+    read = value_reader(function, struct.fields, at)
+    return Member(column.name, read, json_form(AtomicType("double") if function in _DOUBLES else kind))
 
 
 def _type_at(spec: StoreSpec, column: StateColumn, struct: StructType) -> DataType:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 from forebay.changelog import Changelog
 from forebay.errors import ChangelogError
@@ -17,10 +18,12 @@ from forebay.spark_checkpoint.errors import (
     VersionPurged,
 )
 from forebay.spark_checkpoint.operators import Operator
-from forebay.state_tap.conversion import Conversion, StoreRecord, open_conversion
+from forebay.state_tap.batch_rows import BatchRows
+from forebay.state_tap.conversion import Conversion, open_conversion
 from forebay.state_tap.lineage import TapPosition, is_continued, lineage_of, new_copy
 from forebay.state_tap.log_content import log_content, value_digest
 from forebay.state_tap.mapping import TableMapping
+from forebay.state_tap.plain_conversion import StoreRecord
 from forebay.state_tap.scratch import ContentIndex
 from forebay.topology import StoreSpec
 
@@ -114,15 +117,15 @@ class StoreTap:
             return self.copy(batch, "the operator, its schema or its partitions have changed")
         if self._content is not None:
             return self._compare(batch)
-        rows = _EncodedRows(self.spec)
+        rows = BatchRows(self.spec)
         try:
             self._remember_if_interrupted()
             self._is_interrupted = True
             for partition in range(mapping.table.partitions):
-                changes = self._checkpoint.changes(
+                blocks = self._checkpoint.change_blocks(
                     self.operator, partition, batch + 1, batch + 1, mapping.table.store, mapping.table.family
                 )
-                rows.add_all(conversion.apply(changes, self._now_ms()))
+                rows.add_all(conversion.apply(blocks, self._now_ms()))
         except CANNOT_FOLLOW as error:
             return self.copy(self._checkpoint.batches()[-1], str(error))
         except StateUnsupported as error:
@@ -166,7 +169,7 @@ class StoreTap:
         now_ms, due_ms = self._now_ms(), conversion.next_expiry_ms()
         if due_ms is None or due_ms > now_ms:
             return 0
-        rows = _EncodedRows(self.spec)
+        rows = BatchRows(self.spec)
         self._is_interrupted = True
         rows.add_all(conversion.expire(now_ms))
         self._write(position, rows, batch_id=None)
@@ -243,37 +246,41 @@ class StoreTap:
         assert position is not None
         assert content is not None
         if position.filling:
-            self._write(position, _EncodedRows(self.spec), batch_id=None)
+            self._write(position, BatchRows(self.spec), batch_id=None)
         self._is_interrupted = True
         conversion.clear()
         content.begin()
-        rows, written = _EncodedRows(self.spec), 0
-        for record in self._differences(conversion, content, batch):
-            rows.add(record)
-            if rows.count >= _ROWS_AT_ONCE:
-                self._write(position, rows, batch_id=None)
-                rows, written = _EncodedRows(self.spec), written + rows.count
+        differences, written = self._differences(conversion, content, batch), 0
+        while (rows := self._next_rows(differences)).count == _ROWS_AT_ONCE:
+            self._write(position, rows, batch_id=None)
+            written += rows.count
         self._append(batch, rows, batch_id=None)
         self._is_interrupted = False
         return written + rows.count
 
+    def _next_rows(self, records: Iterator[StoreRecord]) -> BatchRows:
+        rows = BatchRows(self.spec)
+        rows.add_all(islice(records, _ROWS_AT_ONCE))
+        return rows
+
     def _differences(self, conversion: Conversion, content: ContentIndex, batch: int) -> Iterator[StoreRecord]:
         for partition in range(conversion.mapping.table.partitions):
             for record in conversion.load(self._entries(partition, batch), self._now_ms()):
-                if record.value is not None and content.changes(record.key, value_digest(record.value)):
+                _, log_key, value = record
+                if value is not None and content.changes(log_key, value_digest(value)):
                     yield record
         keys = self.spec.stored_keys
         for key in content.unseen():
             if conversion.is_gone(key):
                 content.remove(key)
-                yield StoreRecord(keys.split_changelog(key, 0).plain, key, None)
+                yield keys.split_changelog(key, 0).plain, key, None
 
     def _entries(self, partition: int, batch: int) -> Iterable[StateEntry]:
         assert self._conversion is not None
         table = self._conversion.mapping.table
         return self._checkpoint.snapshot(self.operator, partition, batch + 1, table.store, table.family)
 
-    def _append(self, batch: int, rows: _EncodedRows, *, batch_id: int | None) -> None:
+    def _append(self, batch: int, rows: BatchRows, *, batch_id: int | None) -> None:
         """Write the last rows of a batch, after which the log has it."""
         conversion, position = self._conversion, self._position
         assert conversion is not None
@@ -283,7 +290,7 @@ class StoreTap:
         self._write(reached, rows, batch_id=batch_id)
         self._position = reached
 
-    def _write(self, position: TapPosition, rows: _EncodedRows, *, batch_id: int | None) -> None:
+    def _write(self, position: TapPosition, rows: BatchRows, *, batch_id: int | None) -> None:
         self._changelog.append_batch(
             self.spec.topic,
             writer=self._writer,
@@ -293,27 +300,6 @@ class StoreTap:
             heartbeat=position.heartbeat(None).value(),
         )
         self._on_written(rows.count)
-
-
-class _EncodedRows:
-    """Records by partition, the last of each key. They are in the order of their keys, so that a repeat of a batch
-    writes the same."""
-
-    def __init__(self, spec: StoreSpec) -> None:
-        self._partition_of = spec.partition_of
-        self._rows: dict[int, dict[bytes, bytes | None]] = {}
-        self.count = 0
-
-    def add(self, record: StoreRecord) -> None:
-        self._rows.setdefault(self._partition_of(record.plain), {})[record.key] = record.value
-        self.count += 1
-
-    def add_all(self, records: Iterable[StoreRecord]) -> None:
-        for record in records:
-            self.add(record)
-
-    def by_partition(self) -> dict[int, list[tuple[bytes, bytes | None]]]:
-        return {partition: sorted(rows.items()) for partition, rows in self._rows.items()}
 
 
 def _why_not_continued(written: TapPosition | None) -> str:

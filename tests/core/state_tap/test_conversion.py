@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from forebay.spark_checkpoint.changes import Change, StateEntry
+from forebay.spark_checkpoint.changes import Change, ChangeBlock, StateEntry
 from forebay.spark_checkpoint.data_types import StructType
 from forebay.state_tap.conversion import open_conversion
 from forebay.state_tap.mapping import TableMapping
@@ -42,9 +42,10 @@ def applied(conversion, *changes: Change) -> dict[tuple[int, int], int | None]:
     """The counts of sessions by their start and end in seconds, None where they are deleted."""
     split = conversion.mapping.spec.stored_keys.split_changelog
     found = {}
-    for record in conversion.apply(changes, NOW_MS):
-        end_ms, start_ms = split(record.key, 0).times_ms
-        count = None if record.value is None else json.loads(record.value)["count"]
+    _, kinds, _, keys, values = zip(*changes, strict=True)
+    for _, log_key, text in conversion.apply([ChangeBlock(1, "default", kinds, keys, values)], NOW_MS):
+        end_ms, start_ms = split(log_key, 0).times_ms
+        count = None if text is None else json.loads(text)["count"]
         found[start_ms // 1000, end_ms // 1000] = count
     return found
 
@@ -71,13 +72,13 @@ def test_key_outside_the_codec_is_skipped_and_logged_once(spark_4_0, caplog):
     operator = spark_4_0.checkpoint("distinct-default").operator(0, 0)
     conversion = open_conversion(TableMapping(store(), operator))
     entries = [StateEntry("default", (key,), (None,)) for key in (None, "a", None)]
-    assert [record.plain for record in conversion.load(entries, NOW_MS)] == [b"a"]
+    assert [plain for plain, _, _ in conversion.load(entries, NOW_MS)] == [b"a"]
     assert caplog.text.count("'tapped' and is left out") == 1
 
 
 def converted(spec, operator, key: tuple[object, ...]) -> list[bytes]:
     conversion = open_conversion(TableMapping(spec, operator))
-    return [record.plain for record in conversion.load([StateEntry("default", key, (None,))], NOW_MS)]
+    return [plain for plain, _, _ in conversion.load([StateEntry("default", key, (None,))], NOW_MS)]
 
 
 def test_keys_of_the_codec_json_may_have_nulls(spark_4_0):

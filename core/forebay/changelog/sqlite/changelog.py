@@ -204,7 +204,7 @@ class SqliteChangelog:
         now_ms = _now_ms()
         try:
             for partition, pairs in sorted(rows.items()):
-                timed = [(key, value, now_ms) for key, value in pairs]
+                timed = ((key, value, now_ms) for key, value in pairs)
                 with naming(path := self.path(TopicPartition(topic, partition))):
                     if batch_id is None:
                         sqlite_partition.append_rows(path, timed, writer=writer, query_id=query_id)

@@ -450,7 +450,9 @@ def _add_to_digest(digest: hashlib.blake2b, chunk: list[tuple[bytes, bytes | Non
         digest.update(b"".join(b"%d;" % timestamp_ms for _, _, timestamp_ms in chunk))
     digest.update(
         b"".join(
-            b"%d,%d,%b%b" % (len(key), -1 if value is None else len(value), key, value or b"")
-            for key, value, _ in chunk
+            [
+                b"%d,%d,%b%b" % (len(key), -1 if value is None else len(value), key, value or b"")
+                for key, value, _ in chunk
+            ]
         )
     )
