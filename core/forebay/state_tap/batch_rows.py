@@ -9,7 +9,7 @@ from forebay.changelog.base import Rows
 from forebay.partitioning import Murmur2Partitioner
 from forebay.state_tap.murmur2_lanes import partitions_of
 from forebay.state_tap.plain_conversion import StoreRecord
-from forebay.state_tap.sorted_runs import SortedRuns
+from forebay.state_tap.spilled_rows import SpilledRows
 from forebay.topology import StoreSpec
 
 _RECORDS_AT_ONCE = 2048
@@ -23,7 +23,7 @@ class BatchRows:
     """Records by partition, the last of each key. They are in the order of their keys, so that a repeat of a batch
     writes the same.
 
-    ``held_bytes`` bounds what is in memory: what is beyond it goes to ``SortedRuns``.
+    ``held_bytes`` bounds what is in memory: what is beyond it goes to ``SpilledRows``.
     """
 
     def __init__(self, spec: StoreSpec, held_bytes: int = _HELD_BYTES) -> None:
@@ -31,7 +31,7 @@ class BatchRows:
         self._most_bytes = held_bytes
         self._rows: dict[int, dict[bytes, bytes | None]] = {}
         self._bytes = 0
-        self._runs: SortedRuns | None = None
+        self._runs: SpilledRows | None = None
         self.count = 0
 
     def add_all(self, records: Iterable[StoreRecord]) -> None:
@@ -60,7 +60,7 @@ class BatchRows:
         self._bytes += _ROW_BYTES * len(keys) + sum(map(len, keys)) + sum(map(len, filter(None, values)))
 
     def _spill(self) -> None:
-        self._runs = self._runs or SortedRuns()
+        self._runs = self._runs or SpilledRows()
         rows = sum(map(len, self._rows.values()))
         self._runs.append(self._rows, max(1, rows * _READ_BYTES // max(1, self._bytes)))
         self._rows, self._bytes = {}, 0

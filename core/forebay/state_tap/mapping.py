@@ -24,7 +24,7 @@ from forebay.spark_checkpoint.unsafe_row import Row
 from forebay.spark_state import DELETE, KEEP, StateColumn
 from forebay.state_tap.json_forms import json_form
 from forebay.state_tap.key_encoder import KeyEncoder
-from forebay.state_tap.value_encoder import Member, ValueEncoder
+from forebay.state_tap.value_encoder import ValueEncoder, ValueMember
 from forebay.topology import StoreSpec
 
 _KEY_TYPES = {
@@ -142,7 +142,7 @@ def _table(spec: StoreSpec, described: OperatorDescription) -> Table:
     raise CheckpointMissing(f"Operator {described.operator} has no variable {variable!r}, only {names}.")
 
 
-def _members(spec: StoreSpec, table: Table, family: ColumnFamily) -> tuple[Member, ...]:
+def _members(spec: StoreSpec, table: Table, family: ColumnFamily) -> tuple[ValueMember, ...]:
     assert spec.spark_state is not None
     columns = spec.spark_state.columns or _own_columns(spec, table)
     return tuple(_member(spec, column, family.value) for column in columns)
@@ -170,10 +170,10 @@ def _function(field: StateField) -> str:
     return f', function = "{field.functions[0]}"' if field.functions else ""
 
 
-def _member(spec: StoreSpec, column: StateColumn, struct: StructType) -> Member:
+def _member(spec: StoreSpec, column: StateColumn, struct: StructType) -> ValueMember:
     kind = _type_at(spec, column, struct)
     if column.function is None:
-        return Member(column.name, field_reader(column.path), json_form(kind))
+        return ValueMember(column.name, field_reader(column.path), json_form(kind))
     if len(column.path) != 1:
         raise TopologyError(
             f"The field {column.name!r} of {spec.name!r} is within a struct, where no aggregate has its buffer: "
@@ -181,7 +181,7 @@ def _member(spec: StoreSpec, column: StateColumn, struct: StructType) -> Member:
         )
     function, [at] = column.function, column.path
     read = value_reader(function, struct.fields, at)
-    return Member(column.name, read, json_form(AtomicType("double") if function in _DOUBLES else kind))
+    return ValueMember(column.name, read, json_form(AtomicType("double") if function in _DOUBLES else kind))
 
 
 def _type_at(spec: StoreSpec, column: StateColumn, struct: StructType) -> DataType:

@@ -15,7 +15,7 @@ _encoder = msgspec.json.Encoder(decimal_format="number")
 
 
 @dataclass(frozen=True)
-class Member:
+class ValueMember:
     """One member of the values: where it is in a row, and what makes JSON of it, None if it is its own."""
 
     name: str
@@ -43,7 +43,7 @@ class Member:
 class ValueEncoder:
     """Encodes rows as JSON objects of some members: one alone, or many member by member, which is faster."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[ValueMember]) -> None:
         self._members = members
         named = [_encoder.encode(member.name).replace(b"%", b"%%") + b":%b" for member in members]
         self._object = b"{" + b",".join(named) + b"}"

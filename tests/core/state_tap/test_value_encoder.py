@@ -3,11 +3,11 @@
 from decimal import Decimal
 from operator import itemgetter
 
-from forebay.state_tap.value_encoder import Member, ValueEncoder
+from forebay.state_tap.value_encoder import ValueEncoder, ValueMember
 
 
 def test_values_have_every_member_under_its_name():
-    members = [Member('per "cent" %b', itemgetter(0), None), Member("text", itemgetter(1), str.upper)]
+    members = [ValueMember('per "cent" %b', itemgetter(0), None), ValueMember("text", itemgetter(1), str.upper)]
     encoder = ValueEncoder(members)
     rows = [(Decimal("1.50"), "a\nb"), (None, None), (7, "é")]
     assert encoder.texts(rows) == [

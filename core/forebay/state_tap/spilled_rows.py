@@ -29,7 +29,7 @@ class _Block(NamedTuple):
     size_bytes: int
 
 
-class SortedRuns:
+class SpilledRows:
     """Runs of rows by partition. Of one key, the row of the last run counts."""
 
     def __init__(self) -> None:
