@@ -2548,6 +2548,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("core/rest/test_paced_wakes.py::test_pauses_are_three_times_as_long_as_the_work",),
     ),
     Mutant(
+        "damage-holds-the-store-open",
+        "a store that is found damaged is rebuilt at once",
+        "forebay_worker.tasks.events:StoreDamaged.of",
+        "traceback.clear_frames(found.__traceback__)",
+        "pass",
+        ("service/tasks/test_damage.py::test_damage_met_by_a_sweep_is_rebuilt_at_once",),
+    ),
+    Mutant(
         "pages-of-other-lists",
         "a page of another list than was asked for is no answer",
         "forebay_router.reads.replica_request:ReplicaRequest.read",

@@ -19,7 +19,6 @@ from forebay.log_throttle import LogThrottle
 from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.task_ids import TopicPartition
 from forebay_worker.tasks.apply import apply_batch, checkpoint_caught_up, observe_end, resume
-from forebay_worker.tasks.continuity import TombstonesMissed
 from forebay_worker.tasks.events import EndReached, HandleEvent, ReplicaEvent, StoreDamaged
 from forebay_worker.tasks.open_transactions import OpenTransactions
 from forebay_worker.tasks.phases import ReplicaPhase
@@ -208,7 +207,7 @@ class Applier:
             with self._restored_reported(replica):
                 apply_batch(replica, batch)
         except StoreCorrupted as corrupted:
-            self._handle(_damaged(replica, corrupted))
+            self._handle(StoreDamaged.of(replica, corrupted))
             return False
         return True
 
@@ -224,7 +223,7 @@ class Applier:
     def _give_up_for_now(self, replica: Replica, error: Exception, end: EndOffset) -> None:
         """What was applied is still served; the rest is retried, and the lag grows meanwhile."""
         if isinstance(error, StoreCorrupted):
-            self._handle(_damaged(replica, error))
+            self._handle(StoreDamaged.of(replica, error))
             return
         tp = replica.topic_partition
         storage_fault = self._storage_fault(error)
@@ -333,7 +332,3 @@ class Applier:
             if self._logged.allow(f"{tp}: {error}"):
                 log.error("%s cannot be read; retrying every %.0f s: %s", tp, _RETRY_MS / 1000, error)
             self._suspend(replica)
-
-
-def _damaged(replica: Replica, corrupted: StoreCorrupted) -> StoreDamaged:
-    return StoreDamaged(replica, str(corrupted), as_it_once_was=isinstance(corrupted, TombstonesMissed))

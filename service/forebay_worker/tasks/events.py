@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from forebay.state_store import StateStore
+from forebay.state_store import StateStore, StoreCorrupted
+from forebay_worker.tasks.continuity import TombstonesMissed
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreReport
@@ -24,6 +26,18 @@ class StoreDamaged:
     reason: str
     store: StateStore | None = None
     as_it_once_was: bool = False
+
+    @classmethod
+    def of(cls, replica: Replica, error: StoreCorrupted) -> StoreDamaged:
+        """The event that follows from an error, of which only the words are kept.
+
+        Its frames have what was being read, such as an iterator, which would hold the store open.
+        """
+        found: BaseException | None = error
+        while found is not None:
+            traceback.clear_frames(found.__traceback__)
+            found = found.__cause__ or found.__context__
+        return cls(replica, str(error), as_it_once_was=isinstance(error, TombstonesMissed))
 
 
 @dataclass(frozen=True)

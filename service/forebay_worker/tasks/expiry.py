@@ -134,7 +134,7 @@ class Sweeper:
         try:
             removed = self._expiry.sweep(replica)
         except StoreCorrupted as error:
-            self._handle(StoreDamaged(replica, str(error)))
+            self._handle(StoreDamaged.of(replica, error))
             return 0
         except Exception as error:
             if tp not in self._failed:

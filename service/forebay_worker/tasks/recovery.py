@@ -118,14 +118,14 @@ class Recovery:
                 try:
                     self.bulk_restore.take(event)
                 except StoreCorrupted as corrupted:
-                    self._rebuild(restoration.replica, str(corrupted))
+                    self.handle(StoreDamaged.of(restoration.replica, corrupted))
 
     def begin(self, replica: Replica) -> None:
         """Follow the log, or restore in bulk first if it is far ahead; a store found damaged is rebuilt."""
         try:
             self._begin(replica)
         except StoreCorrupted as corrupted:
-            self._rebuild(replica, str(corrupted))
+            self.handle(StoreDamaged.of(replica, corrupted))
 
     def _begin(self, replica: Replica) -> None:
         self.applier.follow(replica)
@@ -185,7 +185,7 @@ class Recovery:
         try:
             replica.view.store.commit({})  # the identity, before any file is ingested
         except StoreCorrupted as corrupted:
-            self._rebuild(replica, str(corrupted))
+            self.handle(StoreDamaged.of(replica, corrupted))
             return
         except Exception as error:
             log.error("%s cannot be restored in bulk, so record by record: %s", replica.topic_partition, error)

@@ -76,6 +76,28 @@ def test_a_flipped_bit_is_served_right_or_rebuilt(tmp_path, topology, monkeypatc
     assert flipped > 30
 
 
+@pytest.mark.parametrize("topology", ["window", "versioned"], indirect=True)
+def test_damage_met_by_a_sweep_is_rebuilt_at_once(tmp_path, topology, caplog):
+    """Nothing holds the damaged store open, and nobody reads it."""
+    spec = topology.stores["a"]
+    changelog = SqliteChangelog(tmp_path / "log")
+    changelog.ensure_topic(spec.topic, 1)
+    expected = write(changelog, topology, batch=1)
+    with started(tmp_path, changelog, StoreFactory, topology=topology) as manager:
+        manager.hold([TASK], ())
+        wait_until(lambda: entries(manager) == expected, "the records")
+        manager.replicas["a", 0].view.store.flush()
+    largest = max(tmp_path.rglob("*.sst"), key=lambda file: file.stat().st_size)
+    flip(largest, largest.stat().st_size // 2)
+    with started(tmp_path, changelog, StoreFactory, topology=topology) as manager:
+        manager.hold([TASK], ())
+        wait_until(lambda: "it is rebuilt" in caplog.text, "the damage")
+        replica = manager.replicas["a", 0]
+        wait_until(lambda: replica.view.restored and replica.records_applied == len(expected), "the rebuild")
+        assert entries(manager) == expected
+    assert "could not be started" not in caplog.text
+
+
 def write(changelog: SqliteChangelog, topology: Topology, batch: int) -> dict[bytes, bytes]:
     """Append rows; returns what a store then has of them, by stored key."""
     spec = topology.stores["a"]
