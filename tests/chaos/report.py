@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tests.chaos.found import FOUND
 from tests.chaos.promises import KINDS
 from tests.chaos.result import NO_FAULT, FaultResult, Result, percentile
 from tests.chaos.sensitivity import LOST
@@ -65,7 +66,12 @@ seconds after a fault count to it. `{NO_FAULT}` is the time between faults.
 
 def page(results: Sequence[Result]) -> str:
     """The page; results of one kind of log are added up."""
-    return "\n".join([_INTRODUCTION, *map(_section, results), _meanings(), _NOT_TESTED])
+    return "\n".join([_INTRODUCTION, *map(_section, results), _meanings(), _found(), _NOT_TESTED])
+
+
+def _found() -> str:
+    rows = [f"| {found.fault} | {found.shown_by} | {found.commit} |" for found in FOUND]
+    return "\n".join(["## What was found\n", "| fault | shown by | mended in |", "|---|---|---|", *rows, ""])
 
 
 def _section(result: Result) -> str:
