@@ -21,7 +21,7 @@ FOUND = (
         "bda1687",
     ),
     Found(
-        "A store that a sweep found damaged was held open by the sweep, so that its rebuild began two seconds late.",
+        "A store that a sweep found damaged was held open by the sweep, so its rebuild began two seconds late.",
         "`scripts/chaos --minutes 20 --seed 74 --log kafka`",
         "fe4d98d",
     ),
@@ -31,8 +31,8 @@ FOUND = (
         "ddb9449",
     ),
     Found(
-        "A worker that was expelled and joined again was active by its old assignment. A leader that missed the end "
-        "of its own round gave out another assignment under the same number.",
+        "A worker that was expelled and joined again was active by its old assignment. A leader that missed the "
+        "end of its own round gave out another assignment under the same number.",
         "`scripts/simulate --log kafka`, seeds 39, 76, 114, 126, 172 and 823",
         "c489580",
     ),
