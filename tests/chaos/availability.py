@@ -43,7 +43,7 @@ def unavailable(history: History) -> Iterator[Violation]:
 
 
 def _single_faults(history: History) -> Iterator[Fault]:
-    """The faults that came alone out of a calm, each as if it lasted until the next calm."""
+    """The faults that came alone out of a calm, each as if it lasted until the next calm, or the next fault."""
     episodes: dict[int, list[Fault]] = {}
     for fault in history.faults:
         episodes.setdefault(fault.episode, []).append(fault)
@@ -51,6 +51,8 @@ def _single_faults(history: History) -> Iterator[Fault]:
         was_calm = any(0 <= fault.began_ms - calm.ended_ms < OUT_OF_CALM_MS for calm in history.calms)
         if was_calm and not others:
             following = [calm.began_ms for calm in history.calms if calm.began_ms > fault.began_ms]
+            # The calm between may not count, since the machine was overloaded then.
+            following += [other.began_ms for other in history.faults if other.episode > fault.episode]
             yield replace(fault, ended_ms=min(following, default=fault.ended_ms))
 
 

@@ -236,6 +236,12 @@ def test_failed_read_with_a_replica_left_is_a_violation():
     assert during("freeze-broker", bounds={"max_time_lag_ms": 5_000}) == set()
     assert during("kill-worker", "wipe-state") == during("restart-storm") == during() == set()
     assert during("kill-router", target="r1") == {"unavailable"}
+    later = Fault("kill-router", "t", 19_000.0, 21_000.0, 1)
+    history = History(
+        RECORDS, [failed(0, "ConnectError")], [Fault("kill-worker", "r0", 16_000.0, 17_000.0, 0), later]
+    )
+    history.calms.append(Calm(5_000.0, 15_000.0))
+    assert check(history) == []
     assert during("kill-router", target="r0") == set()
 
 
