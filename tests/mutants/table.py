@@ -685,8 +685,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "predecessor-not-served",
         "a store that missed tombstones serves until its rebuild is done",
-        "forebay_worker.tasks.applier:_damaged",
-        "as_it_once_was=isinstance(corrupted, TombstonesMissed)",
+        "forebay_worker.tasks.events:StoreDamaged.of",
+        "as_it_once_was=isinstance(error, TombstonesMissed)",
         "as_it_once_was=False",
         ("service/tasks/test_recovery.py::test_predecessor_serves_until_the_rebuild_is_done",),
     ),
