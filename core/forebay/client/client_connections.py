@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -17,7 +18,7 @@ from forebay.client.proxies import Proxy
 TransportT = TypeVar("TransportT", httpx.BaseTransport, httpx.AsyncBaseTransport)
 
 
-class ClientConnections(Generic[TransportT]):
+class ClientConnections(ABC, Generic[TransportT]):
     """How a client connects, and whether it still may; every process that shares it has connections of its own."""
 
     def __init__(
@@ -39,10 +40,10 @@ class ClientConnections(Generic[TransportT]):
         self._begin()
         processes.renew_on_fork(self)
 
+    @abstractmethod
     def _begin(self) -> None:
         """Make what is there before the first request."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_fork(self) -> None:
         """Leave the parent its connections, and have others made when they are needed."""
-        raise NotImplementedError
