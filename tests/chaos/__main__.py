@@ -48,7 +48,7 @@ def main() -> int:
             print(f"kept in {directory}")
             raise
     description = json.loads((directory / _RUN).read_text())
-    status, result = classify_headers(History.load(directory / _HISTORY), description)
+    status, result = judged(History.load(directory / _HISTORY), description)
     if options.publish:
         publish(result)
     if status == 0 and not options.keep and options.again is None:
@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def classify_headers(history: History, description: Mapping[str, Any]) -> tuple[int, Result]:
+def judged(history: History, description: Mapping[str, Any]) -> tuple[int, Result]:
     """Print what a history shows; returns the exit status and the figures."""
     log = description["log"]
     violations = check(history)

@@ -120,7 +120,7 @@ def run(mutants: Sequence[Mutant], jobs: int, directory: Path) -> int:
         print(f"The tests fail without any mutant:\n{output[-4_000:]}")
         return 1
 
-    def classify_headers(mutant: Mutant) -> str:
+    def run_one(mutant: Mutant) -> str:
         checkout = free.get()
         try:
             return checkout.verdict(mutant)
@@ -129,7 +129,7 @@ def run(mutants: Sequence[Mutant], jobs: int, directory: Path) -> int:
 
     unnoticed = 0
     with ThreadPoolExecutor(jobs) as pool:
-        verdicts = {pool.submit(classify_headers, mutant): mutant for mutant in mutants}
+        verdicts = {pool.submit(run_one, mutant): mutant for mutant in mutants}
         for future in as_completed(verdicts):
             mutant, verdict = verdicts[future], future.result()
             unnoticed += bool(verdict)
