@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.support.cluster import Cluster, free_port, running_cluster, wait_until
-from tests.support.disks import failing_disk, fill, small_disk, turn_read_only
+from tests.support.disks import failing_disk, fill, small_disk
 
 pytestmark = pytest.mark.chaos
 
@@ -113,10 +113,10 @@ def test_worker_started_on_a_full_disk_waits_for_room(disk, tmp_path):
 
 
 def test_a_disk_that_turns_read_only_under_a_worker(tmp_path):
-    with failing_disk(tmp_path / "disk") as disk, worker_on(disk, tmp_path) as (cluster, address):
-        turn_read_only(disk)
+    with failing_disk(tmp_path / "disk") as disk, worker_on(disk.path, tmp_path) as (cluster, address):
+        disk.turn_read_only()
         overwrite(cluster)
-        assert_serves_what_it_has_and_says_why(address, disk, "Read-only file system")
+        assert_serves_what_it_has_and_says_why(address, disk.path, "Read-only file system")
         cluster.kill(address, signal.SIGTERM)
         assert cluster.workers[address].returncode == 0, cluster.logs()
 
