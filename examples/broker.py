@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +27,7 @@ process.roles=broker,controller
 node.id={number}
 controller.quorum.voters={voters}
 listeners=CLIENTS://127.0.0.1:{port},BROKER://127.0.0.1:{broker_port},CONTROLLER://127.0.0.1:{controller_port}
-advertised.listeners=CLIENTS://127.0.0.1:{port},BROKER://127.0.0.1:{broker_port}
+advertised.listeners=CLIENTS://127.0.0.1:{advertised_port},BROKER://127.0.0.1:{broker_port}
 inter.broker.listener.name=BROKER
 controller.listener.names=CONTROLLER
 listener.security.protocol.map=CLIENTS:{protocol},BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT
@@ -64,6 +64,8 @@ class _Place:
 
     number: int
     port: int
+    advertised_port: int
+    """Where clients reach it, if something stands between."""
     broker_port: int
     controller_ports: tuple[int, ...]
     """Of all of the cluster's, in the order of their numbers."""
@@ -91,11 +93,14 @@ class Broker:
         self._process: subprocess.Popen[bytes] | None = None
         self._place = place or _places(1)[0]
         count = len(self._place.controller_ports)
-        self.address = f"127.0.0.1:{self._place.port}"
+        self.address = f"127.0.0.1:{self._place.advertised_port}"
+        self.inner_address = f"127.0.0.1:{self._place.broker_port}"
+        """Where brokers, and clients too, reach it past whatever stands before its port."""
         self._config = directory / "server.properties"
         directory.mkdir(parents=True, exist_ok=True)
         config = _CONFIG.format(
             port=self._place.port,
+            advertised_port=self._place.advertised_port,
             broker_port=self._place.broker_port,
             controller_port=self._place.controller_ports[self._place.number - 1],
             number=self._place.number,
@@ -166,9 +171,8 @@ class Broker:
         self.kill()
 
     def _answers(self) -> bool:
-        host, port = self.address.split(":")
         try:
-            socket.create_connection((host, int(port)), timeout=1).close()
+            socket.create_connection(("127.0.0.1", self._place.port), timeout=1).close()
         except OSError:
             return False
         return True
@@ -193,15 +197,25 @@ class Broker:
 
 
 class Brokers:
-    """Several brokers, each also a controller, that keep every topic on all of them unless told otherwise."""
+    """Several brokers, each also a controller, that keep every topic on all of them unless told otherwise.
 
-    def __init__(self, directory: Path, count: int) -> None:
-        self.brokers = [Broker(directory / f"broker-{place.number}", place=place) for place in _places(count)]
+    ``before`` is called with each one's port, and returns the port at which clients are to reach it.
+    """
+
+    def __init__(self, directory: Path, count: int, before: Callable[[int], int] = lambda port: port) -> None:
+        self.brokers = [
+            Broker(directory / f"broker-{place.number}", place=place) for place in _places(count, before)
+        ]
 
     @property
     def url(self) -> str:
         """The changelog URL."""
         return "kafka://" + ",".join(broker.address for broker in self.brokers)
+
+    @property
+    def inner_url(self) -> str:
+        """The changelog URL of clients that pass by whatever stands before the brokers' ports."""
+        return "kafka://" + ",".join(broker.inner_address for broker in self.brokers)
 
     def __enter__(self) -> Brokers:
         try:
@@ -222,11 +236,14 @@ class Brokers:
             broker.kill()
 
 
-def _places(count: int) -> list[_Place]:
+def _places(count: int, before: Callable[[int], int] = lambda port: port) -> list[_Place]:
     ports = free_ports(3 * count)
     controller_ports = tuple(ports[2 * count :])
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    return [_Place(i + 1, ports[i], ports[count + i], controller_ports, cluster_id) for i in range(count)]
+    return [
+        _Place(i + 1, ports[i], before(ports[i]), ports[count + i], controller_ports, cluster_id)
+        for i in range(count)
+    ]
 
 
 def _need(command: str) -> None:
