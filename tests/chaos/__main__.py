@@ -84,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         "--log", choices=("sqlite", "kafka"), default="sqlite", help="kind of log (default sqlite)"
     )
     parser.add_argument("--worker-processes", type=int, default=1, metavar="N", help="of each worker (default 1)")
+    parser.add_argument("--brokers", type=int, default=1, metavar="N", help="of Kafka (default 1)")
     known = sorted({*kinds_for("sqlite", 2), *kinds_for("kafka", 2)})
     listed = ", ".join(known)
     parser.add_argument(
@@ -134,6 +135,7 @@ def write_report() -> None:
 def _command(options: argparse.Namespace) -> str:
     command = f"scripts/chaos --minutes {options.minutes:g} --seed {options.seed} --log {options.log}"
     command += f" --worker-processes {options.worker_processes}" if options.worker_processes > 1 else ""
+    command += f" --brokers {options.brokers}" if options.brokers > 1 else ""
     faults = f" --faults {' '.join(options.faults)}" if options.faults else ""
     return command + faults + (f" --mutant {options.mutant}" if options.mutant else "")
 

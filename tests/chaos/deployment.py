@@ -16,10 +16,13 @@ import httpx
 
 from examples.ports import free_ports
 from forebay.clock import boot_ms
-from forebay.topology import Topology
+from forebay.topology import load_topology
+from tests.chaos.clocks import WallClock
+from tests.chaos.disks import Disk
 from tests.chaos.history import Finding
 from tests.chaos.node import Endpoint, Node, is_alive
 from tests.chaos.proxy import Proxies
+from tests.chaos.topologies import TopologyFile
 from tests.support.command_process import CommandProcess
 
 STOP_WITHIN_S = 30
@@ -43,30 +46,39 @@ class Deployment:
     """Workers and routers over one log; ``report`` takes what is found."""
 
     directory: Path
-    topology: Topology
+    topology_file: TopologyFile
     changelog_url: str
     report: Callable[[Finding], None]
+    proxies: Proxies
     start_process: Starter = CommandProcess
     worker_processes: int = 1
     """Of each worker."""
+    has_disks: bool = False
+    """Whether each worker's state is on a disk of its own."""
     workers: dict[str, Node] = field(default_factory=dict)
     routers: dict[str, Node] = field(default_factory=dict)
-    proxies: Proxies = field(default_factory=Proxies)
     log_records: Callable[[], int] = lambda: 0
     """How many records all logs have."""
     _http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=2))
 
+    def __post_init__(self) -> None:
+        self.topology = load_topology(self.topology_file.path)
+        """As it was first; what changes of it is only where stores are kept."""
+
     def add_worker(self) -> Node:
         """A new worker, not started yet."""
         name = f"worker-{len(self.workers)}"
-        state_dir, endpoints = self.directory / f"{name}-state", self._worker_endpoints()
-        arguments = ["worker", "--topology", str(self.directory / "topology.toml"), *_WORKER_OPTIONS]
+        disk = Disk(self.directory / f"{name}-disk") if self.has_disks else None
+        state_dir = self.directory / f"{name}-state" if disk is None else disk.path / "state"
+        wall_clock = WallClock(self.directory / f"{name}-clock")
+        endpoints = self._worker_endpoints()
+        arguments = ["worker", "--topology", str(self.topology_file.path), *_WORKER_OPTIONS]
         arguments += ["--changelog", self.changelog_url, "--state-dir", str(state_dir)]
         arguments += ["--listen", endpoints[0].listen, "--advertise", endpoints[0].address]
         arguments += ["--processes", str(self.worker_processes)]
         is_slow = len(self.workers) % WORKERS == WORKERS - 1
         log = self.directory / f"{name}.log"
-        self.workers[name] = Node(name, endpoints, log, arguments, state_dir, is_slow=is_slow)
+        self.workers[name] = Node(name, endpoints, log, arguments, state_dir, disk, wall_clock, is_slow)
         return self.workers[name]
 
     def _worker_endpoints(self) -> tuple[Endpoint, ...]:
@@ -112,7 +124,12 @@ class Deployment:
         with node.lock:
             if node.process is not None and node.process.poll() is None:
                 return
+            if node.disk is not None:
+                # As its administrator does: a worker does not start on one that is read-only.
+                node.disk.mend()
             environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
+            if node.wall_clock is not None:
+                environment |= node.wall_clock.environment()
             node.process = self.start_process(self._arguments(node), node.log, environment)
             node.started_ms = boot_ms()
             node.meant_to_run = True
@@ -235,11 +252,12 @@ class Deployment:
         return ""
 
     def close(self) -> None:
-        """End everything."""
+        """End everything but the proxies."""
         for node in self.nodes:
             self.signal(node, signal.SIGCONT)
             self.kill(node)
-        self.proxies.close()
+            if node.disk is not None:
+                node.disk.close()
         self._http.close()
 
     def _found(self, kind: str, detail: str) -> None:

@@ -9,38 +9,27 @@ import random
 import resource
 import shutil
 import signal
-import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeAlias
 
-from examples.broker import Broker
-from forebay.changelog.sqlite.partition import partition_path, transaction
+from forebay.clock import boot_ms
 from tests.chaos.deployment import Deployment
+from tests.chaos.history import Finding
+from tests.chaos.log_faults import Injury, overwrite
 from tests.chaos.node import Node
 from tests.chaos.proxy import Mode
 
 STORM_STARTS = 4
-_DAMAGED_BYTES = 64
+CLOCK_STEP_S = 3_600
 _FALL_BEHIND_S = 3.0
-
-Injury: TypeAlias = AbstractContextManager[str]
-"""Begins the fault, gives its target's address or name, and heals it at the end."""
 
 
 class Faults:
     """Breaks a deployment: ``injuries[kind](target)``, where a number selects among the processes that run."""
 
-    def __init__(self, deployment: Deployment, log: Path, broker: Broker | None = None) -> None:
+    def __init__(self, deployment: Deployment, log_injuries: Mapping[str, Callable[[int], Injury]]) -> None:
         self._deployment = deployment
-        self._log = log
-        self._broker = broker
-        self._breaking_broker = threading.Lock()
-        """Held while it is broken: there is only one."""
-
         worker, router, leader = (functools.partial(self._choose, tier) for tier in ("worker", "router", "leader"))
         self.injuries: dict[str, Callable[[int], Injury]] = {
             "kill-worker": lambda target: self._kill(worker(target)),
@@ -63,11 +52,11 @@ class Faults:
             "scale-out": lambda _: self._scale_out(),
             "scale-in": lambda target: self._scale_in(worker(target)),
             "restart-storm": lambda _: self._restart_storm(),
-            "lock-log": self._lock_log,
-            "damage-group": self._damage_group,
-            "stop-broker": lambda _: self._end_broker(Broker.stop),
-            "kill-broker": lambda _: self._end_broker(Broker.kill),
-            "freeze-broker": lambda _: self._freeze_broker(),
+            "change-topology": lambda _: self._change_topology(),
+            "fill-disk": lambda target: self._fill_disk(worker(target)),
+            "read-only-disk": lambda target: self._turn_disk_read_only(worker(target)),
+            "step-clock": lambda target: self._step_clock(worker(target), target),
+            **log_injuries,
         }
         """By kind; a number selects the target."""
 
@@ -171,39 +160,47 @@ class Faults:
         yield "all workers"
 
     @contextlib.contextmanager
-    def _lock_log(self, target: int) -> Iterator[str]:
-        """Hold the write lock of a partition's log, as another writer with many rows does."""
-        specs = list(self._deployment.topology.stores.values())
-        spec = specs[target % len(specs)]
-        path = partition_path(str(self._log), spec.topic, target % spec.partitions)
-        connection = sqlite3.connect(path, isolation_level=None, timeout=10)
-        with contextlib.closing(connection), transaction(connection):
-            yield f"{spec.topic} {target % spec.partitions}"
+    def _change_topology(self) -> Iterator[str]:
+        """Start all processes, one after the other, with a topology in which each store has another ordinal."""
+        before = _places_of_stores(self._deployment)
+        self._deployment.topology_file.change()
+        with self._rolling_restart():
+            after = _places_of_stores(self._deployment)
+            moved = sum(before.get(inode, place) != place for inode, place in after.items())
+            if moved:
+                self._deployment.report(Finding("relocated", f"{moved} stores", boot_ms()))
+            yield "all"
 
     @contextlib.contextmanager
-    def _damage_group(self, target: int) -> Iterator[str]:
-        """Damage the group's database, and remove it in the end, as the documentation says."""
-        path = self._log / "group.db"
-        _overwrite(path, random.Random(target))
-        yield path.name
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{path}{suffix}").unlink(missing_ok=True)
+    def _fill_disk(self, node: Node) -> Iterator[str]:
+        assert node.disk is not None
+        node.disk.fill()
+        time.sleep(_FALL_BEHIND_S)
+        yield node.address
+        node.disk.free()
 
     @contextlib.contextmanager
-    def _end_broker(self, end: Callable[[Broker], None]) -> Iterator[str]:
-        assert self._broker is not None
-        with self._breaking_broker:
-            end(self._broker)
-            yield "broker"
-            self._broker.start()
+    def _turn_disk_read_only(self, node: Node) -> Iterator[str]:
+        """Until it was stopped, and its disk mended, a worker serves what it has."""
+        assert node.disk is not None
+        with node.lock:
+            node.disk.turn_read_only()
+        time.sleep(_FALL_BEHIND_S)
+        yield node.address
+        self._deployment.signal(node, signal.SIGCONT)
+        with node.lock:
+            self._deployment.stop(node)
+            self._deployment.start(node)
 
     @contextlib.contextmanager
-    def _freeze_broker(self) -> Iterator[str]:
-        assert self._broker is not None
-        with self._breaking_broker:
-            os.kill(self._broker.pid, signal.SIGSTOP)
-            yield "broker"
-            os.kill(self._broker.pid, signal.SIGCONT)
+    def _step_clock(self, node: Node, target: int) -> Iterator[str]:
+        """Set a worker's wall clock by an hour, and back at the end."""
+        assert node.wall_clock is not None
+        # Compaction of Kafka by a clock that is behind is not supported: docs/capacity.md.
+        forward = self._deployment.changelog_url.startswith("kafka") or target % 2
+        node.wall_clock.step(CLOCK_STEP_S if forward else -CLOCK_STEP_S)
+        yield node.address
+        node.wall_clock.step(0)
 
     def _wait_ready(self, node: Node) -> None:
         deadline = time.monotonic() + 15
@@ -226,14 +223,18 @@ def _damage_files(state_dir: Path, pattern: str, chooser: random.Random) -> None
     """Overwrite a part of half of the files that match."""
     files = sorted(path for path in state_dir.glob(pattern) if ".set-aside" not in path.parts)
     for path in chooser.sample(files, (len(files) + 1) // 2):
-        _overwrite(path, chooser)
+        # Its disk may be read-only meanwhile.
+        with contextlib.suppress(OSError):
+            overwrite(path, chooser)
 
 
-def _overwrite(path: Path, chooser: random.Random) -> None:
-    """Damage some bytes in place."""
-    with path.open("r+b") as file:
-        begin = chooser.randrange(max(1, path.stat().st_size - _DAMAGED_BYTES))
-        file.seek(begin)
-        before = file.read(_DAMAGED_BYTES)
-        file.seek(begin)
-        file.write(bytes(byte ^ 0xA5 for byte in before))
+def _places_of_stores(deployment: Deployment) -> dict[tuple[int, int], str]:
+    """By device and inode, which a move keeps, where each worker's stores are."""
+    found: dict[tuple[int, int], str] = {}
+    for node in deployment.workers.values():
+        assert node.state_dir is not None
+        for path in node.state_dir.glob("**/rocksdb/*"):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                found[status.st_dev, status.st_ino] = str(path)
+    return found

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.clocks import WallClock
+from tests.chaos.disks import Disk
 from tests.chaos.proxy import Proxy
 
 _MEMBER = b"forebay_worker.child"
@@ -37,6 +39,10 @@ class Node:
     log: Path
     arguments: list[str]
     state_dir: Path | None = None
+    disk: Disk | None = None
+    """On which its state is, if one could be mounted."""
+    wall_clock: WallClock | None = None
+    """Of workers."""
     is_slow: bool = False
     """Whether its restores take a while, in which it is asked, too."""
     process: Any = None

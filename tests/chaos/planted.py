@@ -30,7 +30,8 @@ def start_elsewhere(
     code: Path, arguments: list[str], log: Path, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Start one of forebay's commands with the code of a copy."""
-    path = os.pathsep.join(str(code / folder) for folder in FOLDERS.values())
+    given = filter(None, [environment.get("PYTHONPATH")])
+    path = os.pathsep.join([*(str(code / folder) for folder in FOLDERS.values()), *given])
     with log.open("ab") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "forebay", *arguments],

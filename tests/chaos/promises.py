@@ -30,12 +30,15 @@ GENEROUS: Mapping[str, int] = MappingProxyType(
     {"max_record_lag": 1_000, "max_time_lag_ms": 5_000, "max_age_ms": 5_000}
 )
 """Bounds that every replica meets while all is calm."""
-OF_THE_LOG = frozenset({"lock-log", "stop-broker", "kill-broker", "freeze-broker"})
+OF_THE_LOG = frozenset(
+    {"lock-log", "stop-broker", "kill-broker", "freeze-broker", "cut-broker", "delay-broker", "hold-broker"}
+)
 """Faults that, alone, leave all processes and replicas, but hold the log back."""
 SURVIVABLE = frozenset(
     {"kill-worker", "kill-process", "stop-worker", "kill-leader", "stop-leader", "wipe-state"}
     | {"damage-sst", "damage-manifest", "damage-offsets", "refuse-writes", "scale-out", "scale-in", "damage-group"}
     | {"cut-network", "delay-network", "hold-network", "half-open-network"}
+    | {"fill-disk", "read-only-disk", "step-clock"}
 )
 """Faults that, alone, leave every router, and a replica of each partition that is caught up."""
 OF_ROUTERS = frozenset({"kill-router", "stop-router"})

@@ -22,7 +22,8 @@ Every item of a store is a fold of one log, and the judge is that log's only wri
 had each record, when the record was in the log, and when it could be read. There are three workers, with one
 standby of each task, each worker behind a proxy, and two routers before them. Readers note what they sent, what
 they received, and when, on the clock that all processes of the machine share. With `--worker-processes 2` each
-worker has two processes, of which single ones are killed, too.
+worker has two processes, of which single ones are killed, too. With `--brokers 3` three brokers keep every topic,
+else there is one. Each worker has a wall clock of its own and, where disks can be mounted, a disk.
 
 * A value must be the item's own, and of a committed record below the answer's position.
 * Lag, age, `min_position` and what a session has seen each name an offset that an answer must have reached. An
@@ -46,14 +47,16 @@ _NOT_TESTED = """\
 ## What was not tested
 
 * Loss and reordering of packets: this kernel has no netem. The proxies cut, delay and hold what passes between
-  clients or routers and workers. Nothing stands between workers and brokers.
-* Several brokers, and the loss of records that an unclean election causes: one broker was used.
-* Steps of the wall clock. Disks that are read-only, or full: a worker that may write to no file stands for the
-  latter, and the suite has tests of both.
-* Faults of the machine itself: all processes ran on one, and its page cache survived every kill.
+  clients or routers and workers, and between workers and brokers. Brokers are not cut off from each other.
+* The loss of records that an unclean election causes, and that of most brokers: one of three is broken at a time.
+* On Kafka, a worker's clock that is set back: [Clocks](capacity.md#clocks) says what it must be. Other processes'
+  clocks are right.
+* Faults of the machine itself: all processes ran on one, and its page cache survived every kill. A disk that turns
+  read-only loses what was not synchronised.
 * Kafka's group leader as a target of its own: nothing tells which member it is. Any worker may have been it.
 * Lists so long that a router resumes them in the middle on another worker.
-* Session stores, unknown partitioners, tokens and TLS. Topology changes, and resets of a log, under load.
+* Session stores, unknown partitioners, tokens and TLS. Under load, resets of a log, and changes of a topology other
+  than the order of its sub-topologies.
 """
 
 

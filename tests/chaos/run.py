@@ -7,6 +7,7 @@ import functools
 import random
 import threading
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,48 +15,28 @@ from typing import Protocol
 
 import httpx
 
-from examples.broker import Broker
+from examples.broker import Brokers
+from examples.ports import free_ports
 from forebay.changelog import Changelog
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.clock import boot_ms
 from forebay.topology import Topology, load_topology
 from tests.chaos.deployment import ROUTERS, WORKERS, Deployment, Starter
+from tests.chaos.disks import can_mount
 from tests.chaos.faults import Faults
 from tests.chaos.history import Calm, Fault, Finding, History
+from tests.chaos.log_faults import BrokerFaults, Injury, ProxiedBroker, SqliteLogFaults
 from tests.chaos.machine import Machine
 from tests.chaos.planted import planted, start_elsewhere
+from tests.chaos.proxy import Proxies, Proxy
 from tests.chaos.readers import read_until, readers, store_followers
 from tests.chaos.reading import Reading
 from tests.chaos.schedule import PlannedFault, episodes, kinds_for
 from tests.chaos.sweep import sweep
+from tests.chaos.topologies import TopologyFile
 from tests.chaos.writer import Compactor, LogWriter, SqliteWriter, Writer
 from tests.support.command_process import CommandProcess
 
-TOPOLOGY = """
-application_id = "chaos"
-
-[[subtopology]]
-name = "counts"
-partitions = 4
-
-[[subtopology.store]]
-name = "counts"
-
-[[subtopology]]
-name = "times"
-partitions = 2
-
-[[subtopology.store]]
-name = "hours"
-kind = "window"
-window_size_ms = 1000
-retention_ms = 1000000000
-
-[[subtopology.store]]
-name = "prices"
-kind = "versioned"
-history_retention_ms = 1000000000
-"""
 START_WITHIN_S = 60
 CONVERGE_WITHIN_S = 30
 """After the faults have ended, every partition has its replicas, caught up, within this time."""
@@ -73,6 +54,7 @@ class Settings(Protocol):
     seed: int
     log: str
     worker_processes: int
+    brokers: int
     faults: list[str]
     mutant: str
 
@@ -86,8 +68,10 @@ class Run:
     history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
-        (self.directory / "topology.toml").write_text(TOPOLOGY)
-        self.topology: Topology = load_topology(self.directory / "topology.toml")
+        self._topology_file = TopologyFile(self.directory / "topology.toml")
+        self.topology: Topology = load_topology(self._topology_file.path)
+        self._proxies = Proxies()
+        self._has_disks = can_mount()
         self._stopping = threading.Event()
 
     def go(self) -> None:
@@ -97,6 +81,7 @@ class Run:
         try:
             (self._run_kafka if self.settings.log == "kafka" else self._run_sqlite)()
         finally:
+            self._proxies.close()
             machine.stop()
 
     def _run_sqlite(self) -> None:
@@ -106,7 +91,8 @@ class Run:
         compactor = Compactor(changelog, self.topology, self.history.add)
         compactor.start()
         try:
-            self._deploy(changelog, SqliteWriter(changelog))
+            injuries = SqliteLogFaults(self.topology, self.directory / "log").injuries
+            self._deploy(changelog.url, changelog, SqliteWriter(changelog), injuries)
         finally:
             compactor.stop()
 
@@ -115,15 +101,38 @@ class Run:
         from forebay.changelog.kafka.changelog import KafkaChangelog
         from tests.chaos.kafka_writer import KafkaWriter, create_topics
 
-        with Broker(self.directory / "kafka") as broker:
-            changelog = KafkaChangelog(broker.url)
-            create_topics(changelog, self.topology)
-            self._deploy(changelog, KafkaWriter(changelog, self.settings.seed, self.history.add), broker)
+        between: list[Proxy] = []
 
-    def _deploy(self, changelog: Changelog, log: LogWriter, broker: Broker | None = None) -> None:
-        report, processes = self.history.add, self.settings.worker_processes
+        def before(port: int) -> int:
+            (own_port,) = free_ports(1)
+            between.append(self._proxies.add("127.0.0.1", own_port, port))
+            return own_port
+
+        with Brokers(self.directory / "kafka", self.settings.brokers, before) as kafka:
+            # The writer knows what is in the log, whatever is between workers and brokers.
+            changelog = KafkaChangelog(kafka.inner_url)
+            create_topics(changelog, self.topology)
+            writer = KafkaWriter(changelog, self.settings.seed, self.history.add)
+            proxied = list(map(ProxiedBroker, kafka.brokers, between))
+            self._deploy(kafka.url, changelog, writer, BrokerFaults(proxied, self._proxies).injuries)
+
+    def _deploy(
+        self,
+        url: str,
+        changelog: Changelog,
+        log: LogWriter,
+        log_injuries: Mapping[str, Callable[[int], Injury]],
+    ) -> None:
+        """``url`` is the log's for workers."""
         deployment = Deployment(
-            self.directory, self.topology, changelog.url, report, self._starter(), worker_processes=processes
+            self.directory,
+            self._topology_file,
+            url,
+            self.history.add,
+            self._proxies,
+            self._starter(),
+            worker_processes=self.settings.worker_processes,
+            has_disks=self._has_disks,
         )
         writer = Writer(self.topology, changelog.identity, log, self.settings.seed, self.history.add)
         deployment.log_records = lambda: sum(end for ends in writer.ends.values() for end in ends.values())
@@ -133,7 +142,7 @@ class Run:
                 deployment.start(deployment.add_worker())
             for _ in range(ROUTERS):
                 deployment.start(deployment.add_router())
-            faults = Faults(deployment, self.directory / "log", broker)
+            faults = Faults(deployment, log_injuries)
             asyncio.run(self._read_under_faults(deployment, writer, faults))
             self._find_traces(deployment)
         finally:
@@ -173,7 +182,8 @@ class Run:
     def _break_and_heal(self, deployment: Deployment, faults: Faults) -> None:
         """Episode by episode: calm, then faults, then wait until all is well again."""
         end = time.monotonic() + 60 * self.settings.minutes
-        kinds = self.settings.faults or kinds_for(self.settings.log, self.settings.worker_processes)
+        known = kinds_for(self.settings.log, self.settings.worker_processes, disks=self._has_disks)
+        kinds = self.settings.faults or known
         self._rest(deployment)
         for number, planned in enumerate(episodes(self.settings.seed, kinds)):
             with ThreadPoolExecutor(len(planned)) as pool:

@@ -26,9 +26,13 @@ ON_EVERY_LOG = (
     "scale-out",
     "scale-in",
     "restart-storm",
+    "change-topology",
+    "step-clock",
 )
 OF_SQLITE = ("lock-log", "damage-group")
-OF_KAFKA = ("stop-broker", "kill-broker", "freeze-broker")
+OF_KAFKA = ("stop-broker", "kill-broker", "freeze-broker", "cut-broker", "delay-broker", "hold-broker")
+OF_DISKS = ("fill-disk", "read-only-disk")
+"""Where disks can be mounted."""
 OF_SEVERAL_PROCESSES = ("kill-process",) * 4
 """As often as four others: they are what runs with several processes are about."""
 MOST_TOGETHER = 3
@@ -46,9 +50,9 @@ class PlannedFault:
     target: int
 
 
-def kinds_for(log: str, worker_processes: int = 1) -> tuple[str, ...]:
-    """The kinds of faults that are possible with a log, and workers of so many processes."""
-    further = OF_SEVERAL_PROCESSES if worker_processes > 1 else ()
+def kinds_for(log: str, worker_processes: int = 1, *, disks: bool = True) -> tuple[str, ...]:
+    """The kinds of faults that are possible with a log, workers of so many processes, and disks for each."""
+    further = (OF_SEVERAL_PROCESSES if worker_processes > 1 else ()) + (OF_DISKS if disks else ())
     if log == "sqlite":
         return ON_EVERY_LOG + OF_SQLITE + further
     # Nothing tells which member Kafka's coordinator chose as the leader.

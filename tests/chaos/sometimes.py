@@ -94,10 +94,26 @@ def _held_back(history: History) -> bool:
     )
 
 
+def _clock_stepped(history: History) -> bool:
+    """Whether an answer of a worker whose clock was stepped had no age, or one of about as long as the step."""
+    steps = {fault.target: fault for fault in history.faults if fault.kind == "step-clock"}
+    return any(
+        (step := steps.get(part.host)) is not None
+        and step.began_ms <= read.received_ms <= step.ended_ms
+        and (part.age_ms is None or part.age_ms > _STEPPED_MS)
+        for read in history.reads
+        for part in read.portions.values()
+    )
+
+
 _HELD_BACK_MS = 500
+_STEPPED_MS = 3_000_000
 _LONG_MS = 1_000
 _DEATHS = frozenset({"kill-worker", "kill-process", "kill-leader", "stop-worker", "stop-leader", "restart-storm"})
-_LAGGING = frozenset({"refuse-writes", "freeze-broker", "kill-broker", "stop-broker"})
+_LAGGING = frozenset(
+    {"refuse-writes", "fill-disk", "read-only-disk", "freeze-broker", "kill-broker", "stop-broker"}
+    | {"cut-broker", "hold-broker"}
+)
 _DAMAGE = frozenset({"damage-sst", "damage-manifest"})
 ALL = (
     Sometimes("a standby answered after the active's death", _standby_after_death, _DEATHS),
@@ -118,6 +134,8 @@ ALL = (
     Sometimes("a session moved to another worker", _moved("key")),
     Sometimes("a stream moved to another worker", _moved("change"), _DEATHS | {"rolling-restart"}),
     Sometimes("a store's stream resumed at another worker", _store_stream_resumed),
+    Sometimes("a store moved to another ordinal", _finding("relocated"), frozenset({"change-topology"})),
+    Sometimes("a clock that was stepped left no age to rely on", _clock_stepped, frozenset({"step-clock"})),
     Sometimes("compaction removed records", _finding("compaction"), log="sqlite"),
     Sometimes("a transaction was aborted", _finding("abort"), log="kafka"),
     Sometimes("an open transaction held answers back", _held_back, log="kafka"),

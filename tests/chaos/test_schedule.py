@@ -1,15 +1,15 @@
 """The schedule is the seed's, and every kind of fault comes, alone and together with others."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 
-from forebay.topology import Topology, load_topology
 from tests.chaos.deployment import Deployment
 from tests.chaos.faults import Faults
-from tests.chaos.run import TOPOLOGY
+from tests.chaos.log_faults import BrokerFaults, SqliteLogFaults
+from tests.chaos.proxy import Proxies
 from tests.chaos.schedule import MOST_TOGETHER, episodes, kinds_for
+from tests.chaos.topologies import TopologyFile
 
 
 @pytest.mark.parametrize("log", ["sqlite", "kafka"])
@@ -36,13 +36,17 @@ def test_a_seed_repeats_its_schedule_and_another_does_not():
 
 
 def test_every_planned_kind_can_be_injected(tmp_path):
-    deployment = Deployment(tmp_path, load_topology_of(tmp_path), "sqlite:///log", lambda _: None)
+    proxies = Proxies()
+    deployment = Deployment(
+        tmp_path, TopologyFile(tmp_path / "topology.toml"), "sqlite:///log", lambda _: None, proxies
+    )
+    of_logs = SqliteLogFaults(deployment.topology, tmp_path).injuries | BrokerFaults([], proxies).injuries
     try:
-        assert set(Faults(deployment, tmp_path).injuries) == {*kinds_for("sqlite", 2), *kinds_for("kafka", 2)}
+        assert set(Faults(deployment, of_logs).injuries) == {*kinds_for("sqlite", 2), *kinds_for("kafka", 2)}
     finally:
         deployment.close()
+        proxies.close()
 
 
-def load_topology_of(directory: Path) -> Topology:
-    (directory / "topology.toml").write_text(TOPOLOGY)
-    return load_topology(directory / "topology.toml")
+def test_what_needs_disks_is_not_planned_without():
+    assert {"fill-disk", "read-only-disk"}.isdisjoint(kinds_for("sqlite", disks=False))
