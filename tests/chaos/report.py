@@ -55,8 +55,8 @@ _NOT_TESTED = """\
   read-only loses what was not synchronised.
 * Kafka's group leader as a target of its own: nothing tells which member it is. Any worker may have been it.
 * Lists so long that a router resumes them in the middle on another worker.
-* Session stores, unknown partitioners, tokens and TLS. Under load, resets of a log, and changes of a topology other
-  than the order of its sub-topologies.
+* Session stores, unknown partitioners, tokens and TLS. Under load, resets of a log, and changes of a topology
+  beside the order of its sub-topologies.
 """
 
 
