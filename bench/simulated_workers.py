@@ -17,13 +17,13 @@ import uvloop
 from bench.deployment import STORE, topology
 
 from forebay.lag import Lag
-from forebay.metadata import Generation, HostInfo, StreamsMetadataState, cluster_map
 from forebay.process_identity import IDENTITY_PATH, Identity
 from forebay.rest.answers import json_body
 from forebay.rest.documents import map_answer, stores_answer
 from forebay.shapes.members import Role
 from forebay.shapes.replicas import ReplicaRow
 from forebay.shapes.status import Ceiling, MapGeneration, WorkerStatus
+from forebay.streams_metadata import Generation, HostInfo, StreamsMetadataState, cluster_map
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec, load_topology
 

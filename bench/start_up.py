@@ -14,8 +14,8 @@ from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology, load_topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offset_record import RECORD_NAME, read_positions, record_positions
-from forebay_worker.state.origin import StoreIdentity
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
+from forebay_worker.state.store_origin import StoreIdentity
 
 TASKS = 500
 STORES_PER_TASK = 4

@@ -9,7 +9,7 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
-from forebay.metadata import Generation, HostInfo
+from forebay.streams_metadata import Generation, HostInfo
 from forebay.task_ids import TaskId
 from forebay_worker.group.assignor import Assignment, Placement
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo

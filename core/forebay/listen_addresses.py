@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from forebay.metadata import HostInfo, is_loopback
+from forebay.streams_metadata import HostInfo, is_loopback
 
 _SCHEME = "unix:"
 _MOST_PATH_BYTES = 107

@@ -38,10 +38,10 @@ from forebay.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
 from forebay.rest.answers import problem_answer
 from forebay.rest.application import HeldResponse, body_of, make_application, respond
 from forebay.rest.batches import MOST_BODY_BYTES
-from forebay.rest.changes import resumed
 from forebay.rest.client_disconnect import for_client
 from forebay.rest.document_routes import add_document_routes
 from forebay.rest.hosts import ANY_HOST, AllowedHosts
+from forebay.rest.key_changes import resumed
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.posted_cursor import continued, cursor_of_body
 from forebay.rest.routes import (
@@ -64,7 +64,7 @@ from forebay_router.changes_routes import add_changes_routes
 from forebay_router.metrics import ANSWER_MS, RouterMetrics
 from forebay_router.processes.process_group import ProcessGroupView
 from forebay_router.reads.batches import batch_get
-from forebay_router.reads.changes import RoutedChanges
+from forebay_router.reads.key_changes import RoutedChanges
 from forebay_router.reads.keys import read_key
 from forebay_router.reads.scatter import Gather, ScanBroken, ScanRefused
 from forebay_router.router import Router

@@ -17,8 +17,8 @@ from forebay.rest.answers import HttpAnswer
 from forebay.rest.batches import KeyResult
 from forebay.rest.histogram import Histogram, combined
 from forebay.rest.proxied_listener import ProxyHeaders
+from forebay.rest.retryable_statuses import WITH_LAG
 from forebay.rest.routes import BATCH_ROUTE
-from forebay.rest.statuses import WITH_LAG
 from forebay_router.router import Router
 from forebay_router.served_lag import ServedLag
 from forebay_router.upstream.replica_headers import reported_in

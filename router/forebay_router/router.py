@@ -17,7 +17,6 @@ from forebay.console.findings import Finding
 from forebay.console.replica_states import ReplicaState
 from forebay.errors import NotReady, Problem
 from forebay.lag import Tolerance
-from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.process_identity import Identity
 from forebay.rest.event_streams import EventStreams
 from forebay.rest.limits import Limits, Peer
@@ -26,6 +25,7 @@ from forebay.routing.candidates import candidates
 from forebay.routing.hedging import HedgeBudget, HedgeDelay
 from forebay.settings import RouterSettings
 from forebay.shapes.status import KnownWorker, MapGeneration, RouterProcess, RouterStatus
+from forebay.streams_metadata import HostInfo, StreamsMetadataState
 from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.discovery import Discovery

@@ -35,14 +35,15 @@ from forebay.errors import (
     WrongStoreKind,
 )
 from forebay.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
-from forebay.rest.aging import IN_TRANSIT_MS
+from forebay.rest.answer_aging import IN_TRANSIT_MS
 from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.application import HeldResponse, body_of, make_application, respond
 from forebay.rest.batches import MOST_BODY_BYTES, BatchKeys, KeyResult, read_batch
-from forebay.rest.changes import resumed
 from forebay.rest.client_disconnect import for_client
 from forebay.rest.document_routes import add_document_routes
+from forebay.rest.event_loop_turns import in_turns
 from forebay.rest.hosts import ANY_HOST, AllowedHosts
+from forebay.rest.key_changes import resumed
 from forebay.rest.large_answers import LargeAnswer
 from forebay.rest.large_batches import batch_answer_in_turns, results_by_now
 from forebay.rest.limits import HeldMemory, Peer
@@ -62,15 +63,14 @@ from forebay.rest.routes import (
 from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE
 from forebay.rest.ticket_routes import add_ticket_route
 from forebay.rest.tickets import Tickets, ticket_key_of
-from forebay.rest.turns import in_turns
 from forebay.shapes.status import WorkerStatus
 from forebay_worker.changes_routes import add_changes_routes
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.processes.process_group import WorkerProcesses
-from forebay_worker.reads.bounds_check import Refused
-from forebay_worker.reads.changes import KeyChanges
+from forebay_worker.reads.key_changes import KeyChanges
 from forebay_worker.reads.keys import Batched
 from forebay_worker.reads.scans import MOST_PAGE_BYTES
+from forebay_worker.reads.staleness_check import Refused
 from forebay_worker.worker import Worker
 
 _TIME_TO_ANSWER_MS = 20

@@ -14,8 +14,8 @@ from forebay.rest.large_answers import MOST_AT_ONCE_BYTES
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
 from forebay_worker.metrics import WorkerMetrics
-from forebay_worker.reads.bounds_check import Refused
 from forebay_worker.reads.keys import Batched
+from forebay_worker.reads.staleness_check import Refused
 from forebay_worker.worker import Worker
 
 _KNOWN = KEY_PARAMETERS | {"partition"}

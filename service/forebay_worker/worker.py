@@ -18,24 +18,25 @@ from forebay.console.findings import Finding
 from forebay.console.replica_states import ReplicaState
 from forebay.errors import NotReady, Problem
 from forebay.lag import Lag, Tolerance
-from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.process_identity import Identity
 from forebay.rest.event_streams import EventStreams
 from forebay.rest.limits import Limits
 from forebay.settings import WorkerSettings
 from forebay.shapes.replicas import ReplicaRow
 from forebay.shapes.status import Ceiling, MapGeneration, WorkerStatus
+from forebay.streams_metadata import HostInfo, StreamsMetadataState
 from forebay.task_ids import TaskId
 from forebay.topology import StoreSpec, load_topology
+from forebay_worker.changelog_topics import TopicCreation
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.member_health import HealthMonitor
 from forebay_worker.group.membership_factory import open_membership
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 from forebay_worker.reads.bounded_waits import BoundedWaits
-from forebay_worker.reads.bounds_check import Admission
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
+from forebay_worker.reads.staleness_check import Admission
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offsets import CAUGHT_UP, INCOMPLETE
 from forebay_worker.state.relocate import prepare_state
@@ -44,7 +45,6 @@ from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.manager import TaskManager
 from forebay_worker.tasks.recovery import RecoveryPolicy
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.topics import TopicCreation
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from forebay.listen_addresses import UnixAddress, exposed_addresses, parse_listen_address
-from forebay.metadata import HostInfo
+from forebay.streams_metadata import HostInfo
 
 SOCKET = UnixAddress(Path("/run/forebay/router.sock"))
 

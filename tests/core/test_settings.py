@@ -9,7 +9,6 @@ import pytest
 from forebay.cli import commands
 from forebay.errors import SettingError
 from forebay.listen_addresses import UnixAddress
-from forebay.metadata import HostInfo
 from forebay.settings import (
     SETTINGS,
     RouterSettings,
@@ -20,6 +19,7 @@ from forebay.settings import (
     parse_setting,
     settings_for,
 )
+from forebay.streams_metadata import HostInfo
 
 WORKER_FLAGS = {"topology": "t.toml", "changelog": "sqlite:///c", "state_dir": "state"}
 ROUTER_FLAGS = {"seeds": "one:1"}

@@ -10,9 +10,9 @@ import pytest
 import trustme
 
 from forebay.errors import ListenAddressInUse
-from forebay.metadata import HostInfo
 from forebay.rest.server import bind
 from forebay.rest.starting import answering_meanwhile
+from forebay.streams_metadata import HostInfo
 from tests.support.cluster import running_cluster, wait_until
 
 

@@ -8,11 +8,11 @@ from typing import cast
 import pytest
 
 from forebay.fast_path import FastPathProtocol, PendingResponse, RecognisedBatch, RequestTemplate
-from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.limits import Peer
 from forebay.routing.read_policy import GiveUp
 from forebay.settings import RouterSettings, load_settings
+from forebay.streams_metadata import HostInfo, StreamsMetadataState
 from forebay.topology import StoreSpec
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.fast_path import RouterFastPath

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from forebay.lag import Lag
-from forebay.metadata import HostInfo
 from forebay.settings import WorkerSettings, load_settings
+from forebay.streams_metadata import HostInfo
 from forebay_worker.state.offsets import CAUGHT_UP
 from forebay_worker.worker import Worker
 from tests.support.cluster import Cluster, wait_until

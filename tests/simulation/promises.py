@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from forebay.metadata import Generation
+from forebay.streams_metadata import Generation
 from forebay.task_ids import TaskId
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.leadership import holders

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from random import Random
 
 from forebay.lag import UNLIMITED, Lag
-from forebay.metadata import NO_GENERATION, Generation, HostInfo
 from forebay.routing.candidates import Holder, candidates
 from forebay.routing.hedging import HedgeBudget
 from forebay.routing.read_policy import (
@@ -22,6 +21,7 @@ from forebay.routing.read_policy import (
     Refresh,
     Wait,
 )
+from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo
 from forebay.task_ids import TaskId
 from forebay_worker.group.messages import AssignmentInfo
 from tests.simulation.promises import PromiseBroken

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from forebay.metadata import NO_GENERATION, Generation, HostInfo
+from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology
 from forebay_worker.group.membership import Membership

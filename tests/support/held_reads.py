@@ -6,13 +6,13 @@ from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.lag import Progress
-from forebay.metadata import StreamsMetadataState
 from forebay.rest.parameters import ReadParameters
 from forebay.state_store import CommittedOffset
+from forebay.streams_metadata import StreamsMetadataState
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import parse_topology
-from forebay_worker.reads.bounds_check import Admission
 from forebay_worker.reads.keys import Batched, Reads
+from forebay_worker.reads.staleness_check import Admission
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
 from forebay_worker.tasks.replica import Replica
 

@@ -13,7 +13,7 @@ from forebay.changelog.base import CompactionLimits
 from forebay.cli import worker_settings
 from forebay.errors import ChangelogError, ChangelogUnreachable, SettingError, TopicMissing
 from forebay.output import Output, json_output
-from forebay.progress import progress
+from forebay.progress_bar import progress
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec, Topology, load_topology
 

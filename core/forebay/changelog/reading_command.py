@@ -21,7 +21,7 @@ from forebay.clock import epoch_ms
 from forebay.console.health import duration
 from forebay.errors import SettingError, TopicRefused
 from forebay.output import Output, json_output
-from forebay.progress import progress
+from forebay.progress_bar import progress
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 

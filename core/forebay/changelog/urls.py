@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forebay.backends import load_backend, naming_extra
+from forebay.backend_registry import load_backend, naming_extra
 from forebay.changelog.backend import CHANGELOG_ENTRY_POINTS, ChangelogBackend
 from forebay.changelog.base import Changelog
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from forebay.client import processes
+from forebay.client import fork_safety
 from forebay.client.client_connections import ClientConnections
 from forebay.client.exchange import Open, Opened, Send
 from forebay.client.transports import CLOSED, NO_LOOP, OTHER_LOOP, OTHER_PROCESS, async_pool, origin
@@ -64,7 +64,7 @@ class AsyncConnections(ClientConnections[httpx.AsyncBaseTransport]):
 
         They are not closed: that would remove them from the selector, which parent and child share.
         """
-        processes.leave_to_parent(self._loops)
+        fork_safety.leave_to_parent(self._loops)
         self._lock, self._loops = threading.Lock(), {}
         if self._own_transport is not None:
             self._unusable = OTHER_PROCESS

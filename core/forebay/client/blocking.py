@@ -9,23 +9,23 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 import httpx
 
-from forebay.client.changes import C, Following
 from forebay.client.connections import Connections, Turn
-from forebay.client.descriptions import Descriptions
+from forebay.client.description_plans import Descriptions
 from forebay.client.driver import Driver
 from forebay.client.exchange import server_urls
+from forebay.client.key_changes import C, Following
 from forebay.client.lists import Listing
 from forebay.client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
 from forebay.client.partitioned_exchange import exchange_of
 from forebay.client.positions import Positions
 from forebay.client.proxies import proxies_of
-from forebay.client.reads import ChangesRequest, ClientReads, ListRequest
+from forebay.client.read_plans import ChangesRequest, ClientReads, ListRequest
 from forebay.client.results import Answer, Change, Entry, ReplicaLag, SessionWindow, Version, Window
 from forebay.client.store_changes import StoreChange, StoreChangesRequest
 from forebay.client.unix_sockets import socket_paths
 from forebay.errors import Problem
-from forebay.metadata import StreamsMetadataState
 from forebay.rest.parameters import DEFAULT_LIMIT
+from forebay.streams_metadata import StreamsMetadataState
 from forebay.topology import StoreSpec
 
 T = TypeVar("T")

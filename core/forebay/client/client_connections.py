@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import httpx
 
 from forebay.bearer_tokens import token_headers
-from forebay.client import processes
+from forebay.client import fork_safety
 from forebay.client.proxies import Proxy
 
 TransportT = TypeVar("TransportT", httpx.BaseTransport, httpx.AsyncBaseTransport)
@@ -38,7 +38,7 @@ class ClientConnections(ABC, Generic[TransportT]):
         self._unusable: str | None = None
         """Why there are no connections any more."""
         self._begin()
-        processes.renew_on_fork(self)
+        fork_safety.renew_on_fork(self)
 
     @abstractmethod
     def _begin(self) -> None:

@@ -9,7 +9,7 @@ import threading
 
 import httpx
 
-from forebay.client import processes
+from forebay.client import fork_safety
 from forebay.client.client_connections import ClientConnections
 from forebay.client.exchange import Open, Opened, Send
 from forebay.client.transports import CLOSED, OTHER_PROCESS, origin, pool, shut_down
@@ -47,7 +47,7 @@ class Connections(ClientConnections[httpx.BaseTransport]):
 
     def on_fork(self) -> None:
         """Leave the parent its connections, and have others made when they are needed."""
-        processes.leave_to_parent(self._http)
+        fork_safety.leave_to_parent(self._http)
         self._lock, self._http = threading.Lock(), None
         if self._own_transport is not None:
             self._unusable = OTHER_PROCESS

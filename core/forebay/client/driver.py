@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 import httpx
 
-from forebay.client import processes
+from forebay.client import fork_safety
 from forebay.client.connections import Connections
 from forebay.client.exchange import Close, Discard, Pause, Plan, Receive, Reply, Step
 from forebay.client.transports import shut_down
@@ -34,7 +34,7 @@ class Driver:
         self._lock = threading.Lock()
         self._following: weakref.WeakSet[Closable] = weakref.WeakSet()
         """What the client's closing ends."""
-        processes.renew_on_fork(self)
+        fork_safety.renew_on_fork(self)
 
     def on_fork(self) -> None:
         """A thread of the parent may hold the lock."""

@@ -11,13 +11,13 @@ from urllib.parse import quote
 
 from forebay.client.exchange import Request
 from forebay.client.problems import problem_of
-from forebay.client.requested import Requested, batch_mismatch
+from forebay.client.request_identity import Requested, batch_mismatch
 from forebay.client.results import Answer, answer_of
 from forebay.client.target_partition import TargetPartition
 from forebay.errors import BadKey, Problem
-from forebay.metadata import HostInfo
 from forebay.rest.batches import MOST_BODY_BYTES, MOST_KEYS
-from forebay.rest.statuses import OF_THE_REPLICA
+from forebay.rest.retryable_statuses import OF_THE_REPLICA
+from forebay.streams_metadata import HostInfo
 
 _MOST_BATCH_BYTES = MOST_BODY_BYTES - 1_024
 

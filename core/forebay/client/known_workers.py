@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, Tolerance
 from forebay.listen_addresses import is_unix
-from forebay.metadata import NO_GENERATION, ClusterMap, HostInfo
 from forebay.rest.parameters import Prefer
 from forebay.routing.candidates import Holder, candidates
+from forebay.streams_metadata import NO_GENERATION, ClusterMap, HostInfo
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 

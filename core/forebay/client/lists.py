@@ -6,7 +6,7 @@ from collections import deque
 from typing import Generic, TypeVar
 
 from forebay.client.exchange import Plan
-from forebay.client.reads import ClientReads, ListRequest
+from forebay.client.read_plans import ClientReads, ListRequest
 from forebay.client.results import Page
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import ReplicaInfo

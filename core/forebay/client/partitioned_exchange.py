@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from forebay.client.descriptions import Descriptions
+from forebay.client.description_plans import Descriptions
 from forebay.client.exchange import (
     Exchange,
     Opened,
@@ -23,7 +23,7 @@ from forebay.client.proxies import Proxy
 from forebay.client.target_partition import TargetPartition
 from forebay.client.worker_read import WorkerRead
 from forebay.errors import ForebayError, UnknownPartitioner
-from forebay.metadata import HostInfo
+from forebay.streams_metadata import HostInfo
 from forebay.topology import StoreSpec
 
 _REFRESH_MS = 500.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from forebay.client import processes
+from forebay.client import fork_safety
 from forebay.errors import PositionOfAnotherLog
 from forebay.position import Position, decode_position, encode_position, later_position
 from forebay.rest.list_bodies import joined_position
@@ -16,7 +16,7 @@ class Positions:
     def __init__(self) -> None:
         self._tokens: dict[str, dict[int, str]] = {}
         self._lock = threading.Lock()
-        processes.renew_on_fork(self)
+        fork_safety.renew_on_fork(self)
 
     def on_fork(self) -> None:
         """A thread that does not exist here may have held the lock."""

@@ -14,7 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 
 from forebay.listen_addresses import is_unix
-from forebay.metadata import is_loopback
+from forebay.streams_metadata import is_loopback
 
 _SCHEMES = ("http", "https", "socks5", "socks5h")
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from forebay.client import Answer, Client, ReplicaInfo
 from forebay.client.problems import problem_of_response
-from forebay.client.reads import REWRITTEN
+from forebay.client.read_plans import REWRITTEN
 from forebay.client.server import Server, server_options
 from forebay.errors import ForebayError, Problem
 from forebay.output import Output, json_output, printable

@@ -16,17 +16,17 @@ from forebay.client.exchange import Plan, Request, not_of_a_read
 from forebay.client.options import query_string
 from forebay.client.partitioned_exchange import PartitionedExchange
 from forebay.client.problems import problem_of
-from forebay.client.requested import Requested
+from forebay.client.request_identity import Requested
 from forebay.client.target_partition import TargetPartition
 from forebay.clock import boot_ms
 from forebay.errors import LagExceedsTolerance, Problem
 from forebay.lag import Lag, Tolerance
-from forebay.rest.aging import bounds_exceeded, time_reserved_for_retry_ms
+from forebay.rest.answer_aging import bounds_exceeded, time_reserved_for_retry_ms
 from forebay.rest.list_bodies import list_head, list_tail
 from forebay.rest.list_routes import SCAN_ROUTES
 from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters
+from forebay.rest.retryable_statuses import TRANSIENT
 from forebay.rest.scans import Scan, make_scan, posted_cursor
-from forebay.rest.statuses import TRANSIENT
 from forebay.routing.scattered_list import (
     PartitionPages,
     ScatteredList,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.client.known_workers import KnownWorkers
-from forebay.metadata import HostInfo
+from forebay.streams_metadata import HostInfo
 from forebay.topology import StoreSpec
 
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 from fastapi import FastAPI
 from fastapi.responses import Response
 
-from forebay.rest.guard import CONSOLE_PATH
+from forebay.rest.request_guard import CONSOLE_PATH
 
 _FILES = {
     "console.css": "text/css",

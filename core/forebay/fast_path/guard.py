@@ -1,4 +1,4 @@
-"""Checks recognised requests with the authenticator, as ``forebay.rest.guard`` does for all others."""
+"""Checks recognised requests with the authenticator, as ``forebay.rest.request_guard`` does for all others."""
 
 from __future__ import annotations
 

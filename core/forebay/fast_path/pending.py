@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from forebay.clock import boot_ms
 from forebay.lag import Tolerance
-from forebay.rest.aging import answer_by_now
+from forebay.rest.answer_aging import answer_by_now
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.large_answers import LargeAnswer
 

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from forebay.processes.peer_processes import ProcessSlot
 from forebay.processes.summed_metrics import counted, document_of, metrics_of, summed
-from forebay.rest.turns import in_turns
+from forebay.rest.event_loop_turns import in_turns
 
 
 class GroupMetrics:

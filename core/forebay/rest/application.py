@@ -41,12 +41,12 @@ from forebay.errors import (
 from forebay.rest.answers import HttpAnswer, json_answer, problem_answer
 from forebay.rest.api_page import add_api_page
 from forebay.rest.batches import key_too_long
-from forebay.rest.guard import OPEN_PATHS, Guard, HostGuard, is_unknown
 from forebay.rest.hosts import AllowedHosts
 from forebay.rest.http10 import WholeAnswers
 from forebay.rest.large_answers import LargeAnswer, LargeResponse
 from forebay.rest.limits import HeldMemory
 from forebay.rest.parameters import split_query
+from forebay.rest.request_guard import OPEN_PATHS, Guard, HostGuard, is_unknown
 from forebay.rest.ticket_parameter import TicketParameter
 from forebay.rest.tickets import Tickets, followed
 from forebay.shapes.components import components

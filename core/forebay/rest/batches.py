@@ -13,8 +13,8 @@ import msgpack
 from forebay.codecs import KeyCodec
 from forebay.errors import AnswerTooLarge, BadKey, BadRequest, Problem
 from forebay.rest.answers import JSON_HEAD, NO_STORE, HttpAnswer, problem_answer
+from forebay.rest.event_loop_turns import in_turns
 from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE
-from forebay.rest.turns import in_turns
 
 MOST_KEYS = 500
 MOST_BODY_BYTES = 2 << 20

@@ -19,7 +19,6 @@ from forebay.errors import (
     UnknownPartitioner,
     UnknownStore,
 )
-from forebay.metadata import StreamsMetadataState
 from forebay.process_identity import IDENTITY_PATH, Identity
 from forebay.rest.answers import json_answer
 from forebay.rest.application import respond, responses
@@ -30,8 +29,8 @@ from forebay.rest.documents import (
     store_metadata_answer,
     stores_answer,
 )
+from forebay.rest.event_loop_turns import in_turns
 from forebay.rest.parameters import partition_parameter, text_parameters
-from forebay.rest.turns import in_turns
 from forebay.shapes.components import reference
 from forebay.shapes.replicas import LagsAnswer
 from forebay.shapes.stores import (
@@ -41,6 +40,7 @@ from forebay.shapes.stores import (
     StoreMetadataAnswer,
     StoresAnswer,
 )
+from forebay.streams_metadata import StreamsMetadataState
 from forebay.topology import StoreSpec
 
 

@@ -8,14 +8,6 @@ from typing import Any
 import msgspec
 
 from forebay.codecs import KeyCodec
-from forebay.metadata import (
-    ClusterMap,
-    Generation,
-    HostInfo,
-    KeyQueryMetadata,
-    StreamsMetadata,
-    StreamsMetadataState,
-)
 from forebay.shapes.reading import read_values
 from forebay.shapes.stores import (
     HostMetadata,
@@ -24,6 +16,14 @@ from forebay.shapes.stores import (
     StoreDescription,
     StoreMetadataAnswer,
     StoresAnswer,
+)
+from forebay.streams_metadata import (
+    ClusterMap,
+    Generation,
+    HostInfo,
+    KeyQueryMetadata,
+    StreamsMetadata,
+    StreamsMetadataState,
 )
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from forebay.listen_addresses import ListenAddress, exposed_addresses
-from forebay.metadata import HostInfo, is_address, is_loopback
+from forebay.streams_metadata import HostInfo, is_address, is_loopback
 
 _HOST = re.compile(rb"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::[0-9]*)?")
 _MOST_REMEMBERED = 1024

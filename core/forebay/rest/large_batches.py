@@ -11,7 +11,7 @@ import msgpack
 
 from forebay.clock import boot_ms
 from forebay.lag import Lag, Tolerance
-from forebay.rest.aging import aged, bounds_exceeded
+from forebay.rest.answer_aging import aged, bounds_exceeded
 from forebay.rest.answers import JSON_HEAD, NO_STORE, HttpAnswer
 from forebay.rest.batches import (
     FRAMES_HEAD,
@@ -23,9 +23,9 @@ from forebay.rest.batches import (
     read_batch_frames,
     require_batch_frames,
 )
+from forebay.rest.event_loop_turns import in_turns
 from forebay.rest.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
-from forebay.rest.statuses import WITH_LAG
-from forebay.rest.turns import in_turns
+from forebay.rest.retryable_statuses import WITH_LAG
 
 _BIN_32 = struct.Struct(">BI")
 """The type and the size of bytes of any length in MessagePack."""

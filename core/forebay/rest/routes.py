@@ -14,8 +14,8 @@ from starlette.requests import ClientDisconnect
 from forebay.errors import AnswerTooLarge, BodyTooLarge, InternalError, Problem
 from forebay.rest.application import ANSWER_HEADERS, responses
 from forebay.rest.batches import MOST_KEYS
-from forebay.rest.changes import LAST_EVENT_ID_PARAMETER
 from forebay.rest.events import EVENTS_MEDIA_TYPE
+from forebay.rest.key_changes import LAST_EVENT_ID_PARAMETER
 from forebay.rest.list_routes import SCAN_ROUTES, ScanRoute
 from forebay.rest.parameters import (
     ALL_KEYS_SCAN_PARAMETERS,

@@ -23,14 +23,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from forebay.errors import ConfigurationError, ListenAddressInUse, NotReady, SettingError
 from forebay.linux import ask_for_short_slices
 from forebay.listen_addresses import ListenAddress, tcp_addresses
-from forebay.metadata import HostInfo
 from forebay.process_identity import IDENTITY_PATH
 from forebay.rest.answers import problem_answer
 from forebay.rest.application import respond
-from forebay.rest.garbage import GarbageCollection
+from forebay.rest.garbage_collection import GarbageCollection
 from forebay.rest.proxied_listener import ProxiedListener, ProxyHeaders
 from forebay.rest.proxy_header import Client
 from forebay.rest.unix_listeners import is_unix_listener
+from forebay.streams_metadata import HostInfo
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from forebay.errors import SettingError
 from forebay.listen_addresses import ListenAddress, exposed_addresses, parse_listen_address
-from forebay.metadata import HostInfo
 from forebay.settings.table import ENVIRONMENT_PREFIX, SETTINGS, Setting, Tier, settings_for
+from forebay.streams_metadata import HostInfo
 
 _OTHER_VARIABLES = {f"{ENVIRONMENT_PREFIX}{name}" for name in ("URL", "TOKEN")}
 """Those of commands that read from servers."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.listen_addresses import ListenAddress
-from forebay.metadata import HostInfo
+from forebay.streams_metadata import HostInfo
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from forebay.backends import load_backend
+from forebay.backend_registry import load_backend
 from forebay.changelog import Changelog
 from forebay.changelog.sqlite.partition import WriteRefused
 from forebay.errors import SinkError

@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from forebay.changelog import Changelog, Wake
 from forebay.errors import SinkError
-from forebay.progress import progress
+from forebay.progress_bar import progress
 from forebay.spark.executor import END
 from forebay.spark.write import Write
 from forebay.task_ids import TopicPartition

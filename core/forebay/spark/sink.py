@@ -27,8 +27,8 @@ from forebay.spark.heartbeats import HeartbeatListener
 from forebay.spark.kafka_columns import kafka_columns
 from forebay.spark.kind_columns import columns_of
 from forebay.spark.query_runs import QUERY_RUNS, QueryRun
+from forebay.spark.shuffle_slots import Slots
 from forebay.spark.sink_writer import SinkWriter, complete_mode
-from forebay.spark.slots import Slots
 from forebay.spark.store_writer import SinkLog, StoreWriter, beat_run
 from forebay.spark.write import Write, attempt, current_run
 from forebay.topology import StoreSpec, Topology, load_topology

@@ -17,7 +17,7 @@ from forebay.spark.columns import Layout
 from forebay.spark.destinations import BatchId, UnorderedDestination
 from forebay.spark.executor import KeyColumns, partition_rows, place_rows
 from forebay.spark.query_runs import QUERY_RUNS, QueryRun
-from forebay.spark.slots import Slots
+from forebay.spark.shuffle_slots import Slots
 from forebay.spark.store_writer import StoreWriter
 
 log = logging.getLogger(__name__)

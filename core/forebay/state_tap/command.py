@@ -15,7 +15,7 @@ from forebay.changelog import Wake, open_changelog
 from forebay.cli import worker_settings
 from forebay.errors import SettingError
 from forebay.output import Output, json_output
-from forebay.progress import progress
+from forebay.progress_bar import progress
 from forebay.spark_checkpoint.command import spark
 from forebay.state_tap.source_ends import EndsReader, SourceEnds
 from forebay.state_tap.tap import StateTap

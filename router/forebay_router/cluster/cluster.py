@@ -11,10 +11,10 @@ from forebay.console.replica_states import ReplicaState
 from forebay.errors import PartitionerMissing, UnknownStore
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Tolerance
 from forebay.log_throttle import LogThrottle
-from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, StreamsMetadataState
 from forebay.process_identity import Identity
 from forebay.routing.candidates import Holder
 from forebay.shapes.status import StatusReport
+from forebay.streams_metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, StreamsMetadataState
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec, find_partitioner
 from forebay_router.cluster.rejected_addresses import RejectedAddresses

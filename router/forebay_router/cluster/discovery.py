@@ -11,10 +11,10 @@ from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.errors import NotReady
-from forebay.metadata import Generation, HostInfo
 from forebay.process_identity import IDENTITY_PATH, Identity
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.documents import cluster_map_of
+from forebay.streams_metadata import Generation, HostInfo
 from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.polls import PollRefused, PollSchedule, WorkerDocuments

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from forebay.metadata import HostInfo
+from forebay.streams_metadata import HostInfo
 from forebay.timeouts import running_timeout
 from forebay_router.upstream.opener import Opener
 from forebay_router.upstream.pool import ConnectionPool

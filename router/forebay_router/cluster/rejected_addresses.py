@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from forebay.metadata import HostInfo
 from forebay.shapes.status import RejectedAddress
+from forebay.streams_metadata import HostInfo
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 
-from forebay.metadata import HostInfo, is_address
+from forebay.streams_metadata import HostInfo, is_address
 
 log = logging.getLogger(__name__)
 

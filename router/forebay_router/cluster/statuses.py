@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from forebay.metadata import HostInfo
 from forebay.shapes.reading import read_json
 from forebay.shapes.status import StatusReport
+from forebay.streams_metadata import HostInfo
 
 
 def read_status(body: bytes) -> tuple[HostInfo, StatusReport]:

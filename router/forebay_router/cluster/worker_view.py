@@ -11,9 +11,9 @@ from msgspec import UNSET
 
 from forebay.clock import boot_ms
 from forebay.lag import UNLIMITED, Lag, Tolerance
-from forebay.metadata import NO_GENERATION, Generation, HostInfo
 from forebay.process_identity import Identity
 from forebay.shapes.status import StatusReport
+from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo
 from forebay_router.cluster.slow_start import SlowStart
 
 _SLOW_READS_TO_SUSPECT = 3

@@ -16,8 +16,7 @@ from urllib.parse import quote
 from forebay.clock import boot_ms
 from forebay.errors import AnswerTooLarge, NotHostedHere, Problem
 from forebay.lag import UNLIMITED, Tolerance
-from forebay.metadata import HostInfo
-from forebay.rest.aging import time_reserved_for_retry_ms
+from forebay.rest.answer_aging import time_reserved_for_retry_ms
 from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.batches import (
     BatchKeys,
@@ -27,6 +26,7 @@ from forebay.rest.batches import (
     read_plain,
     require_size,
 )
+from forebay.rest.event_loop_turns import in_turns
 from forebay.rest.large_answers import LargeAnswer
 from forebay.rest.large_batches import (
     batch_answer_in_turns,
@@ -36,12 +36,12 @@ from forebay.rest.large_batches import (
 )
 from forebay.rest.limits import HeldMemory, Peer
 from forebay.rest.parameters import ReadParameters, parse_parameters
+from forebay.rest.retryable_statuses import OF_THE_REPLICA
 from forebay.rest.routes import BATCH_ROUTE
 from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE
 from forebay.rest.scans import require_kind
-from forebay.rest.statuses import OF_THE_REPLICA
-from forebay.rest.turns import in_turns
 from forebay.store_kinds import SINGLE_VALUE_KINDS
+from forebay.streams_metadata import HostInfo
 from forebay.topology import StoreSpec
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.attempts import Attempt, refusal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forebay.errors import Overloaded, UnknownStore
 from forebay.rest.answers import HttpAnswer, is_problem
-from forebay.rest.statuses import FINAL
+from forebay.rest.retryable_statuses import FINAL
 from forebay.routing.read_policy import AttemptOutcome
 
 RETRYABLE_SOON = frozenset({412, 503})

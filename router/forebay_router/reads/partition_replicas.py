@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forebay.metadata import Generation, HostInfo
 from forebay.rest.parameters import ReadParameters
+from forebay.streams_metadata import Generation, HostInfo
 from forebay.topology import StoreSpec
 from forebay_router.router import Router
 

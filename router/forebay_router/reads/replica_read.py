@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from forebay.clock import boot_ms
 from forebay.errors import NotHostedHere
-from forebay.metadata import HostInfo
-from forebay.rest.aging import as_of
+from forebay.rest.answer_aging import as_of
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.parameters import ReadParameters
 from forebay.routing.read_policy import (
@@ -26,6 +25,7 @@ from forebay.routing.read_policy import (
     Step,
     Wait,
 )
+from forebay.streams_metadata import HostInfo
 from forebay_router.reads.attempts import Attempt, attempts_head, late, overload, refusal
 from forebay_router.reads.outcomes import is_final, outcome_of
 from forebay_router.reads.partition_replicas import PartitionReplicas

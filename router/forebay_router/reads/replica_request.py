@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from forebay.clock import boot_ms
 from forebay.lag import Tolerance
-from forebay.metadata import HostInfo
-from forebay.rest.aging import answer_by_now
+from forebay.rest.answer_aging import answer_by_now
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import SCAN_HEADER
+from forebay.streams_metadata import HostInfo
 from forebay.topology import StoreSpec
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.upstream.connection import Admit

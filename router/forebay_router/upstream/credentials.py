@@ -8,10 +8,10 @@ from pathlib import Path
 
 from forebay.bearer_tokens import bearer
 from forebay.errors import Forbidden, Unauthenticated
-from forebay.metadata import HostInfo
 from forebay.networks import Networks
 from forebay.reloaded_file import ReloadedFile
 from forebay.settings import RouterSettings
+from forebay.streams_metadata import HostInfo
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from forebay.metadata import HostInfo
+from forebay.streams_metadata import HostInfo
 from forebay.tls import trust
 
 Encryption = Callable[[HostInfo], Mapping[str, Any]]

@@ -8,10 +8,10 @@ import socket
 from collections.abc import Callable
 
 from forebay.happy_eyeballs import Address, AsyncRace, in_turn
-from forebay.metadata import HostInfo
 from forebay.networks import Networks
 from forebay.process_identity import IDENTITY_PATH, MOST_IDENTITY_BYTES
 from forebay.rest.answers import HttpAnswer
+from forebay.streams_metadata import HostInfo
 from forebay.timeouts import running_timeout
 from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed, parse_answer
 from forebay_router.upstream.encryption import Encryption, unencrypted

@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 
 from forebay.errors import SettingError
-from forebay.metadata import HostInfo, is_loopback
 from forebay.rest.server import bind
+from forebay.streams_metadata import HostInfo, is_loopback
 from forebay_worker.dev.cluster import DevCluster
 from forebay_worker.dev.sample import FIRST, STORE
 

@@ -38,7 +38,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from forebay.metadata import NO_GENERATION, Generation
+from forebay.streams_metadata import NO_GENERATION, Generation
 from forebay.topology import Topology
 from forebay_worker.group.absences import Absences
 from forebay_worker.group.leader import GroupTimeouts

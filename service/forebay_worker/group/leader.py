@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from forebay.changelog import Changelog
-from forebay.metadata import Generation, HostInfo
+from forebay.streams_metadata import Generation, HostInfo
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay_worker.group.assignor import AssignmentPolicy, Member, assign

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from forebay.metadata import HostInfo
+from forebay.streams_metadata import HostInfo
 from forebay.task_ids import TaskId
 from forebay.topology import Topology
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo

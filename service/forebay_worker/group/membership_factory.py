@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from forebay.backends import load_backend, naming_extra
+from forebay.backend_registry import load_backend, naming_extra
 from forebay.changelog import Changelog
 from forebay.topology import Topology
 from forebay_worker.group.assignor import AssignmentPolicy

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forebay.errors import ForebayError
-from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, cluster_map
+from forebay.streams_metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, cluster_map
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay_worker.group.assignor import Assignment, Placement

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from forebay.metadata import HostInfo
+from forebay.streams_metadata import HostInfo
 from forebay_worker.group.messages import SubscriptionInfo, UnreadableMessage
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from typing import Any
 
 from forebay.errors import SettingError
 from forebay.listen_addresses import tcp_addresses, unix_addresses
-from forebay.metadata import HostInfo
 from forebay.settings import WorkerSettings, settings_for
+from forebay.streams_metadata import HostInfo
 from forebay_worker.state.process_directories import state_dir_of
 
 DIVIDED = frozenset(

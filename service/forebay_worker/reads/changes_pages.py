@@ -13,8 +13,8 @@ from forebay.rest.store_changes.cursors import ChangesCursor
 from forebay.rest.store_changes.pages import ChangesPage
 from forebay.rest.store_changes.selection import KeySelection
 from forebay.stored_keys import TIME_SIZE, successor
-from forebay_worker.reads.bounds_check import Admission, Admitted
 from forebay_worker.reads.misses import why_unproven
+from forebay_worker.reads.staleness_check import Admission, Admitted
 from forebay_worker.reads.values import newest_version, scanned, scanned_in_chunks, stored_values
 from forebay_worker.tasks.recent_changes import ChangedKeys
 

@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 from forebay.errors import NotReady, Problem
 from forebay.rest.answers import EncodedReplicaInfo, HttpAnswer, problem_answer
 from forebay.rest.batches import BatchKeys, KeyResult, key_result, read_plain, read_plain_keys, require_size
+from forebay.rest.event_loop_turns import in_turns
 from forebay.rest.limits import HeldMemory
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
-from forebay.rest.turns import in_turns
 from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.topology import StoreSpec
-from forebay_worker.reads.bounds_check import Admission, Refused
 from forebay_worker.reads.key_forms import KeyForm, KeyForms, key_forms
 from forebay_worker.reads.located_keys import LocatedKeys, without_repeats
 from forebay_worker.reads.misses import miss, why_unproven
+from forebay_worker.reads.staleness_check import Admission, Refused
 from forebay_worker.reads.values import key_document, key_documents, require_versions, value_of, values_of
 from forebay_worker.tasks.replica import Replica
 

@@ -8,7 +8,7 @@ from typing import Any
 from forebay.clock import boot_ms
 from forebay.errors import NotHostedHere
 from forebay.lag import Lag
-from forebay.rest.aging import bounds_exceeded
+from forebay.rest.answer_aging import bounds_exceeded
 from forebay.rest.answers import (
     JSON_HEAD,
     NO_STORE,
@@ -17,16 +17,16 @@ from forebay.rest.answers import (
     provenance_members,
     replica_info_head,
 )
+from forebay.rest.event_loop_turns import in_turns
 from forebay.rest.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
 from forebay.rest.list_bodies import joined_position, list_head, list_tail
 from forebay.rest.list_routes import ScanRoute
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE, ScanPage, first_end, merging
 from forebay.rest.scans import Cursor, Scan, make_scan, scan_head
-from forebay.rest.turns import in_turns
-from forebay_worker.reads.bounds_check import Admission, Admitted
 from forebay_worker.reads.latest_entries import Entries, latest_entries
 from forebay_worker.reads.misses import why_unproven
+from forebay_worker.reads.staleness_check import Admission, Admitted
 from forebay_worker.reads.values import oldest_version, scanned_in_chunks
 
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"

@@ -14,8 +14,8 @@ from forebay.state_store import StateStore, StoreCorrupted
 from forebay.stored_keys import successor
 from forebay.stored_versions import decode_version
 from forebay.topology import StoreSpec
-from forebay_worker.reads.bounds_check import Admitted
 from forebay_worker.reads.key_forms import KeyForm
+from forebay_worker.reads.staleness_check import Admitted
 
 log = logging.getLogger(__name__)
 

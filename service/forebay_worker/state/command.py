@@ -14,7 +14,7 @@ from rich.table import Table
 from forebay.cli import worker_settings
 from forebay.errors import ConfigurationError
 from forebay.output import Output, json_output
-from forebay.progress import progress
+from forebay.progress_bar import progress
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology, load_topology
 from forebay_worker.state.checkpoint_file import CheckpointFile, CheckpointFileError

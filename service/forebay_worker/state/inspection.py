@@ -11,9 +11,9 @@ from rocksdict import AccessType, Options, Rdict
 from forebay.state_store import CommittedOffset
 from forebay.task_ids import TopicPartition
 from forebay_worker.state.checkpoint_file import CheckpointFile, CheckpointFileError
-from forebay_worker.state.origin import StoreIdentity
 from forebay_worker.state.relocation_plan import StoreContent
 from forebay_worker.state.rocksdb import IDENTITY_KEY, OFFSET_KEY, offsets_from_json
+from forebay_worker.state.store_origin import StoreIdentity
 
 IDENTITY_NAME = ".forebay-identity.json"
 """The file with the identity of a store of a user's supplier, in its directory."""

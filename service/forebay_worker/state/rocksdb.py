@@ -40,8 +40,8 @@ from forebay.errors import ForebayError
 from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.stored_keys import RESERVED_TAG
 from forebay.task_ids import TopicPartition
-from forebay_worker.state.origin import StoreIdentity
 from forebay_worker.state.storage_faults import in_use, require_room, storage_fault
+from forebay_worker.state.store_origin import StoreIdentity
 
 log = logging.getLogger(__name__)
 

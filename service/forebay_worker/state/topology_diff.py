@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import Any
 
 from forebay.topology import StoreSpec, Topology
-from forebay_worker.state.origin import difference, store_identity
 from forebay_worker.state.relocation_plan import plan_relocation
+from forebay_worker.state.store_origin import difference, store_identity
 
 _OF_THE_LOG = ("partitioner", "window_size_ms", "latest_by")
 """Fields by which the log was written, which no worker checks."""

@@ -6,9 +6,9 @@ from forebay.changelog import Batch
 from forebay.clock import boot_ms, epoch_ms
 from forebay.lag import EndOffset, Progress
 from forebay.state_store import CommittedOffset
-from forebay_worker.tasks.continuity import continuity_fault
 from forebay_worker.tasks.expiry import swept_to_ms
 from forebay_worker.tasks.folding import Fold, advance, is_misplaced, misplaced_key
+from forebay_worker.tasks.log_continuity import continuity_fault
 from forebay_worker.tasks.record_check import fitting
 from forebay_worker.tasks.replica import Replica
 

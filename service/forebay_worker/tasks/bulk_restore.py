@@ -24,10 +24,10 @@ from forebay.clock import boot_ms
 from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.task_ids import TopicPartition
 from forebay_worker.tasks.events import FileMade, HandleEvent, RestoreEnded, RestoreEvent, RestoreFailed
-from forebay_worker.tasks.ingest import ingest
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreJob, RestoreReport
+from forebay_worker.tasks.sst_ingest import ingest
 
 log = logging.getLogger(__name__)
 

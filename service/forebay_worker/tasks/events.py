@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from forebay.state_store import StateStore, StoreCorrupted
-from forebay_worker.tasks.continuity import TombstonesMissed
+from forebay_worker.tasks.log_continuity import TombstonesMissed
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreReport

@@ -14,7 +14,7 @@ from forebay.stored_keys import END_OF_USER_KEYS, RESERVED_TAG, USER_TAG
 from forebay.task_ids import TopicPartition
 from forebay_worker.tasks.events import HandleEvent, StoreDamaged
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.tasks.superseded import SupersededSweep
+from forebay_worker.tasks.superseded_entries import SupersededSweep
 
 log = logging.getLogger(__name__)
 

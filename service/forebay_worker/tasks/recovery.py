@@ -24,10 +24,9 @@ from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.storage_faults import storage_fault
 from forebay_worker.state.store_factory import StoreFactory
-from forebay_worker.tasks.applier import Applier
+from forebay_worker.tasks.applier_thread import Applier
 from forebay_worker.tasks.apply import observe_end
 from forebay_worker.tasks.bulk_restore import BulkRestore
-from forebay_worker.tasks.continuity import replaced_log
 from forebay_worker.tasks.events import (
     EndReached,
     FileMade,
@@ -37,6 +36,7 @@ from forebay_worker.tasks.events import (
     RestoreFailed,
     StoreDamaged,
 )
+from forebay_worker.tasks.log_continuity import replaced_log
 from forebay_worker.tasks.phases import ReplicaPhase
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.restoration import Restoration

@@ -27,8 +27,8 @@ from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.rocksdb import write_sst
 from forebay_worker.state.storage_faults import storage_fault
-from forebay_worker.tasks.continuity import continuity_fault
 from forebay_worker.tasks.folding import Fold, advance, misplaced_key
+from forebay_worker.tasks.log_continuity import continuity_fault
 from forebay_worker.tasks.record_check import BadRecord, fitting
 from forebay_worker.tasks.sorted_run import SortedRun
 

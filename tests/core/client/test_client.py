@@ -36,11 +36,11 @@ from forebay.client import (
     Window,
 )
 from forebay.client.async_connections import AsyncConnections
-from forebay.client.changes import Following
 from forebay.client.exchange import Close, Exchange, Opened, Pause, Receive, Request, Send
+from forebay.client.key_changes import Following
 from forebay.client.positions import Positions
 from forebay.client.problems import problem_of
-from forebay.client.reads import ChangesRequest, ClientReads
+from forebay.client.read_plans import ChangesRequest, ClientReads
 from forebay.errors import Problem
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.position import Position, decode_position, encode_position, log_digest

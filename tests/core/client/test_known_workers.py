@@ -12,12 +12,12 @@ import pytest
 from forebay.client.exchange import Pause, Plan, Request, Send
 from forebay.client.known_workers import KnownWorkers
 from forebay.client.partitioned_exchange import PartitionedExchange
-from forebay.client.reads import ClientReads
+from forebay.client.read_plans import ClientReads
 from forebay.client.results import Answer
 from forebay.client.target_partition import TargetPartition
 from forebay.errors import LagExceedsTolerance, NoReplica
-from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata, StreamsMetadataState
 from forebay.rest.documents import map_answer
+from forebay.streams_metadata import ClusterMap, Generation, HostInfo, StreamsMetadata, StreamsMetadataState
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 

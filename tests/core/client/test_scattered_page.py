@@ -11,17 +11,17 @@ from forebay.client import Entry
 from forebay.client.exchange import Discard, Pause, Plan, Send
 from forebay.client.options import ALL_KEYS
 from forebay.client.partitioned_exchange import PartitionedExchange
-from forebay.client.reads import ClientReads, ListRequest
+from forebay.client.read_plans import ClientReads, ListRequest
 from forebay.client.results import Page
 from forebay.client.scattered_page import share
 from forebay.errors import BadParameter, LagExceedsTolerance, NoReplica
 from forebay.lag import Lag
-from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
 from forebay.position import Position, encode_position, log_digest
 from forebay.rest.list_routes import SCAN_ROUTES
 from forebay.rest.parameters import ENTRIES_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE, ScanPage
 from forebay.rest.scans import SCAN_HEADER, Cursor, Scan, make_scan
+from forebay.streams_metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 

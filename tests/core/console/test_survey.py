@@ -9,7 +9,7 @@ from forebay.console.replica_states import ReplicaState
 from forebay.console.survey import StoreSurvey, Survey, Surveys
 from forebay.console.timeline import Timeline
 from forebay.lag import UNKNOWN_LAG, Lag
-from forebay.metadata import StreamsMetadataState
+from forebay.streams_metadata import StreamsMetadataState
 from forebay.topology import StoreSpec
 
 LAG = Lag(0, 5, 50)

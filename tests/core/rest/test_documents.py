@@ -6,7 +6,6 @@ from msgspec import Struct
 
 from forebay.codecs import KEY_CODECS
 from forebay.errors import NotReady, UnknownStore
-from forebay.metadata import Generation, HostInfo, StreamsMetadataState, cluster_map
 from forebay.rest.answers import json_answer
 from forebay.rest.documents import (
     cluster_map_of,
@@ -15,6 +14,7 @@ from forebay.rest.documents import (
     store_metadata_answer,
     stores_answer,
 )
+from forebay.streams_metadata import Generation, HostInfo, StreamsMetadataState, cluster_map
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.listen_addresses import UnixAddress
-from forebay.metadata import HostInfo
 from forebay.rest.hosts import ANY_HOST, allowed_hosts
+from forebay.streams_metadata import HostInfo
 
 SOCKET = UnixAddress(Path("/run/forebay/router.sock"))
 LOOPBACK, EVERYWHERE = (SOCKET, HostInfo("127.0.0.1", 8080)), (SOCKET, HostInfo("0.0.0.0", 8080))

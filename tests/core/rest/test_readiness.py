@@ -10,10 +10,10 @@ from prometheus_client.registry import Collector
 
 from forebay.bearer_tokens import TokensFile
 from forebay.errors import NotReady, Problem
-from forebay.metadata import HostInfo
 from forebay.rest.application import make_application
 from forebay.rest.hosts import allowed_hosts
 from forebay.rest.tickets import Tickets, make_ticket_key
+from forebay.streams_metadata import HostInfo
 from tests.support.tokens import header_of, token_of
 
 

@@ -6,14 +6,14 @@ import pytest
 from fastapi import FastAPI
 
 from forebay.errors import ListenAddressInUse
-from forebay.metadata import HostInfo
 from forebay.rest.server import bind, serve
+from forebay.streams_metadata import HostInfo
 from tests.support.cluster import free_port
 
 HANGS = """
 import asyncio, contextlib, os, signal, threading
 from fastapi import FastAPI
-from forebay.metadata import HostInfo
+from forebay.streams_metadata import HostInfo
 from forebay.rest.server import bind, serve
 @contextlib.asynccontextmanager
 async def lifespan(app):
@@ -38,7 +38,7 @@ def test_a_process_that_hangs_at_its_end_just_ends():
 ENDED_AT_ONCE = """
 import asyncio, contextlib, os, signal
 from fastapi import FastAPI
-from forebay.metadata import HostInfo
+from forebay.streams_metadata import HostInfo
 from forebay.rest.server import bind, serve
 @contextlib.asynccontextmanager
 async def lifespan(app):
@@ -66,7 +66,7 @@ def test_a_second_signal_ends_a_process_at_once_and_in_order():
 WITHOUT_A_THREAD = """
 import asyncio, contextlib, os, signal, threading
 from fastapi import FastAPI
-from forebay.metadata import HostInfo
+from forebay.streams_metadata import HostInfo
 from forebay.rest.server import bind, serve
 @contextlib.asynccontextmanager
 async def lifespan(app):
@@ -109,7 +109,7 @@ def test_of_two_that_start_at_one_address_one_says_so_and_ends():
 COME_AT_ONCE = """
 import asyncio, os, signal, socket
 from fastapi import FastAPI
-from forebay.metadata import HostInfo
+from forebay.streams_metadata import HostInfo
 from forebay.rest.server import bind, serve
 
 class Counted(asyncio.Protocol):

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from forebay.bearer_tokens import TokensFile
 from forebay.errors import Forbidden, Problem, SettingError, Unauthenticated
-from forebay.rest.guard import Guard, later_refusal
+from forebay.rest.request_guard import Guard, later_refusal
 from forebay.rest.ticket_parameter import TicketParameter
 from forebay.rest.tickets import TICKET_LIFETIME_MS, Tickets, ticket_key_of
 from tests.support.tokens import header_of, token_of

@@ -9,9 +9,9 @@ import pytest
 
 from forebay.errors import ConfigurationError, ListenAddressInUse, SettingError
 from forebay.listen_addresses import UnixAddress
-from forebay.metadata import HostInfo
 from forebay.rest.server import advertised
 from forebay.rest.unix_listeners import inherited_listener, unix_listener
+from forebay.streams_metadata import HostInfo
 
 OTHER_GROUP = 1 if os.geteuid() == 0 else os.getgid()
 """Root may give a file to any group, others to their own."""

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.lag import UNLIMITED, Lag, Tolerance
-from forebay.metadata import HostInfo
 from forebay.routing.candidates import Holder, candidates, equally_good
+from forebay.streams_metadata import HostInfo
 from forebay_router.cluster.worker_view import WorkerView
 
 FIGURE = st.one_of(st.none(), st.integers(0, 100))

@@ -11,12 +11,12 @@ import pytest
 
 from forebay.clock import boot_ms
 from forebay.lag import Lag
-from forebay.metadata import ClusterMap, Generation, HostInfo, StreamsMetadata, StreamsMetadataState
 from forebay.networks import Networks
 from forebay.process_identity import Identity
 from forebay.rest.answers import ReplicaInfo, replica_info_head
 from forebay.rest.documents import map_answer
 from forebay.shapes.status import RejectedAddress
+from forebay.streams_metadata import ClusterMap, Generation, HostInfo, StreamsMetadata, StreamsMetadataState
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster

@@ -1,7 +1,7 @@
 import asyncio
 import contextlib
 
-from forebay.metadata import HostInfo
+from forebay.streams_metadata import HostInfo
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.discovery import Discovery
 from forebay_router.cluster.seeds import Seeds, resolve

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forebay.metadata import HostInfo
+from forebay.streams_metadata import HostInfo
 from forebay_router.cluster.statuses import read_status
 
 STATUS: dict[str, Any] = {

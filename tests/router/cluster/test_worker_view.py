@@ -3,8 +3,8 @@ import json
 import msgspec
 
 from forebay.lag import Lag, Tolerance
-from forebay.metadata import HostInfo
 from forebay.shapes.status import StatusReport
+from forebay.streams_metadata import HostInfo
 from forebay_router.cluster import worker_view
 from forebay_router.cluster.worker_view import Report, WorkerView
 

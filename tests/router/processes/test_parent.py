@@ -3,8 +3,8 @@ import socket
 import pytest
 
 from forebay.errors import ListenAddressInUse
-from forebay.metadata import HostInfo
 from forebay.processes.parent import pause_before_restart_s
+from forebay.streams_metadata import HostInfo
 from forebay_router.processes.parent import claim
 from tests.support.cluster import free_port
 

@@ -6,8 +6,8 @@ import pytest
 
 from forebay.errors import LagExceedsTolerance, NotActive, NotReady, PartitionerMismatch, Problem
 from forebay.lag import Lag
-from forebay.metadata import HostInfo
 from forebay.rest.answers import HttpAnswer, ReplicaInfo, problem_answer, provenance_members
+from forebay.streams_metadata import HostInfo
 from forebay_router.reads.attempts import Attempt, refusal
 
 NEAR, FAR, DOWN = (HostInfo(name, 1) for name in ("near", "far", "down"))

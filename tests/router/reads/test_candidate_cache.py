@@ -3,8 +3,8 @@
 from forebay.clock import boot_ms
 from forebay.fast_path import RequestTemplate
 from forebay.lag import Lag
-from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.settings import RouterSettings, load_settings
+from forebay.streams_metadata import HostInfo, StreamsMetadataState
 from forebay.topology import StoreSpec
 from forebay_router.cluster.worker_view import Report, WorkerView
 from forebay_router.reads.candidate_cache import CandidateCache

@@ -12,12 +12,12 @@ from typing import cast
 
 from forebay.clock import boot_ms
 from forebay.lag import Lag
-from forebay.metadata import HostInfo, StreamsMetadataState
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE
 from forebay.routing.read_policy import ReadPolicy, Wait
 from forebay.settings import RouterSettings, load_settings
+from forebay.streams_metadata import HostInfo, StreamsMetadataState
 from forebay.topology import StoreSpec
 from forebay_router.cluster.worker_view import Report, WorkerView
 from forebay_router.reads.partition_replicas import PartitionReplicas

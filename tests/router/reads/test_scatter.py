@@ -10,7 +10,6 @@ import pytest
 from forebay.clock import boot_ms
 from forebay.errors import LagExceedsTolerance, Overloaded
 from forebay.lag import Lag
-from forebay.metadata import HostInfo
 from forebay.position import Position, encode_position, log_digest
 from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.limits import HeldMemory, Limit, Peer
@@ -19,6 +18,7 @@ from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters
 from forebay.rest.scan_pages import ScanPage
 from forebay.rest.scans import Cursor
 from forebay.routing.scattered_list import FIRST_PAGES_BYTES
+from forebay.streams_metadata import HostInfo
 from forebay.topology import StoreSpec
 from forebay_router.reads import scatter
 from forebay_router.reads.attempts import Attempt, late, refusal

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from forebay.metadata import HostInfo
+from forebay.streams_metadata import HostInfo
 from forebay_router.upstream.pool import ConnectionPool
 from tests.support.cluster import free_port
 from tests.support.names import NAME, dropping, resolve

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from forebay.errors import Overloaded
-from forebay.metadata import HostInfo
+from forebay.streams_metadata import HostInfo
 from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed
 from forebay_router.upstream.pool import ConnectionPool
 from tests.support.scripted_worker import answer, worker

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from forebay.metadata import Generation, HostInfo
+from forebay.streams_metadata import Generation, HostInfo
 from forebay.task_ids import TaskId
 from forebay_worker.group.assignor import (
     NO_ASSIGNMENT,

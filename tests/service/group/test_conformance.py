@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from forebay.metadata import NO_GENERATION, HostInfo
+from forebay.streams_metadata import NO_GENERATION, HostInfo
 from forebay.topology import Topology, parse_topology
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.messages import SubscriptionInfo

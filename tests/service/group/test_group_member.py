@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from forebay.metadata import NO_GENERATION, Generation, HostInfo
+from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo
 from forebay.task_ids import TaskId
 from forebay.topology import parse_topology
 from forebay_worker.group.group_member import GroupMember, Inbox

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.metadata import Generation, HostInfo
+from forebay.streams_metadata import Generation, HostInfo
 from forebay.task_ids import TaskId
 from forebay.topology import parse_topology
 from forebay_worker.group.leader import Leader

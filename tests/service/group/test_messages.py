@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.metadata import Generation, HostInfo
+from forebay.streams_metadata import Generation, HostInfo
 from forebay.task_ids import TaskId
 from forebay.topology import parse_topology
 from forebay_worker.group.assignor import Assignment, Placement

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from forebay.metadata import HostInfo
+from forebay.streams_metadata import HostInfo
 from forebay_worker.group.messages import SubscriptionInfo
 from forebay_worker.group.subscriptions import SubscriptionReader, one_a_process
 

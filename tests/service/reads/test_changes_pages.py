@@ -15,8 +15,8 @@ from forebay.rest.parameters import STORE_CHANGES_PARAMETERS, parse_parameters
 from forebay.rest.store_changes.cursors import ChangesCursor
 from forebay.rest.store_changes.pages import ChangesPage
 from forebay.rest.store_changes.selection import make_selection
-from forebay_worker.reads.bounds_check import Refused
 from forebay_worker.reads.changes_pages import ChangesReads
+from forebay_worker.reads.staleness_check import Refused
 from forebay_worker.tasks.apply import apply_batch
 from tests.support.held_reads import held
 

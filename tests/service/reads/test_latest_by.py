@@ -10,9 +10,9 @@ from forebay.rest.parameters import ReadParameters
 from forebay.state_store import CommittedOffset
 from forebay.stored_versions import encode_version
 from forebay.task_ids import TopicPartition
-from forebay_worker.reads.bounds_check import Refused
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
+from forebay_worker.reads.staleness_check import Refused
 from forebay_worker.tasks.replica import Replica
 from tests.support.held_reads import MEBIBYTE, batch_of, held
 

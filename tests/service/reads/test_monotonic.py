@@ -7,13 +7,13 @@ from types import SimpleNamespace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.metadata import StreamsMetadataState
 from forebay.position import decode_position, later_position
 from forebay.rest.parameters import ReadParameters
+from forebay.streams_metadata import StreamsMetadataState
 from forebay.task_ids import TaskId
 from forebay.topology import parse_topology
-from forebay_worker.reads.bounds_check import Admission, Refused
 from forebay_worker.reads.keys import Reads
+from forebay_worker.reads.staleness_check import Admission, Refused
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.replica import Replica
 

@@ -13,17 +13,17 @@ import pytest
 
 from forebay.clock import boot_ms
 from forebay.errors import BadParameter, NotReady
+from forebay.rest.event_loop_turns import in_turns
 from forebay.rest.large_answers import LargeAnswer
 from forebay.rest.list_routes import SCAN_ROUTES, ScanRoute
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.routes import READ_ROUTES
 from forebay.rest.scans import Cursor, make_scan
-from forebay.rest.turns import in_turns
 from forebay.state_store import CommittedOffset
 from forebay.task_ids import TopicPartition
 from forebay_worker.reads import scans
-from forebay_worker.reads.bounds_check import Admission, Refused
 from forebay_worker.reads.scans import Scans
+from forebay_worker.reads.staleness_check import Admission, Refused
 from tests.support.held_reads import held
 
 SIZE_MS = 1_000

@@ -7,10 +7,10 @@ import pytest
 from forebay.errors import HistoryExpired, NotReady, UnknownKey
 from forebay.rest.list_routes import SCAN_ROUTES
 from forebay.rest.parameters import ENTRIES_PARAMETERS, ReadParameters, parse_parameters
-from forebay_worker.reads.bounds_check import Admission
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.misses import miss
 from forebay_worker.reads.scans import Scans
+from forebay_worker.reads.staleness_check import Admission
 from tests.support.held_reads import batch_of, held
 
 

@@ -12,8 +12,8 @@ from forebay.topology import Topology, parse_topology
 from forebay_worker.state import offset_record
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offset_record import RECORD_NAME, read_positions, record_positions
-from forebay_worker.state.origin import StoreIdentity
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
+from forebay_worker.state.store_origin import StoreIdentity
 
 MEMORY = RocksDbMemory(8 << 20, 8 << 20)
 TASK = TaskId(0, 1)

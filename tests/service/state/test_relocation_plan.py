@@ -19,7 +19,6 @@ from forebay.topology import Topology, parse_topology
 from forebay_worker.state.checkpoint_file import CheckpointFile
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import read_content
-from forebay_worker.state.origin import StoreIdentity
 from forebay_worker.state.relocate import (
     JOURNAL_NAME,
     Relocation,
@@ -37,6 +36,7 @@ from forebay_worker.state.relocation_plan import (
     plan_relocation,
 )
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
+from forebay_worker.state.store_origin import StoreIdentity
 
 FOUR = ("a", "b", "c", "d")
 LEGACY = ("b", "c")

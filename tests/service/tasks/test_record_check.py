@@ -19,7 +19,7 @@ from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
-from forebay_worker.tasks.applier import Applier
+from forebay_worker.tasks.applier_thread import Applier
 from forebay_worker.tasks.apply import apply_batch
 from forebay_worker.tasks.bulk_restore import BulkRestore
 from forebay_worker.tasks.events import EndReached, ReplicaEvent, RestoreEnded, RestoreEvent
@@ -197,7 +197,7 @@ def content(replica: Replica) -> dict[bytes, bytes]:
 
 
 def test_applier_stops_at_a_bad_record_until_it_may_skip(log, replica, monkeypatch, caplog):
-    monkeypatch.setattr("forebay_worker.tasks.applier._RETRY_MS", 20.0)
+    monkeypatch.setattr("forebay_worker.tasks.applier_thread._RETRY_MS", 20.0)
     applier = Applier(log.changelog, 10, 0, lambda error: None, no_damage, lambda: None)
     follow, tried = applier._assign, []
 

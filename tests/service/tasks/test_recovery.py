@@ -127,7 +127,7 @@ def test_corrupted_predecessor_is_dropped(tmp_path, changelog):
 def test_compacted_log_is_replayed_once(tmp_path, changelog, monkeypatch, caplog, restore_processes):
     """It may take many polls, and is no cause for a rebuild."""
     monkeypatch.setattr("forebay_worker.tasks.recovery.BULK_RESTORE_RECORDS", 20)
-    monkeypatch.setattr("forebay_worker.tasks.applier.MAX_RECORDS_PER_POLL", 3)
+    monkeypatch.setattr("forebay_worker.tasks.applier_thread.MAX_RECORDS_PER_POLL", 3)
     append(changelog, 0, 2, [(b"k%d" % i, b"1", 0) for i in range(30)])
     append(changelog, 0, 3, [(b"deleted", b"1", 0), (b"deleted", None, 0), (b"last", b"1", 0)])
     changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
@@ -160,7 +160,7 @@ def test_compaction_within_a_replay_resurrects_no_key(tmp_path, changelog, caplo
 def test_late_end_offset_starts_a_bulk_restore(tmp_path, changelog, monkeypatch):
     """The end offset was unknown when the replica was opened."""
     monkeypatch.setattr("forebay_worker.tasks.recovery.BULK_RESTORE_RECORDS", 20)
-    monkeypatch.setattr("forebay_worker.tasks.applier.MAX_RECORDS_PER_POLL", 1)
+    monkeypatch.setattr("forebay_worker.tasks.applier_thread.MAX_RECORDS_PER_POLL", 1)
     append(changelog, 0, 2, [(b"k%d" % i, b"1", 0) for i in range(5_000)])
     with monkeypatch.context() as away:
         away.setattr(SqliteChangelog, "end_offsets", lambda *_: {})
@@ -382,7 +382,7 @@ def test_without_a_spare_thread_records_are_applied_singly(tmp_path, changelog, 
     """A bulk restore that cannot start is logged once."""
     far_behind(changelog, monkeypatch)
     monkeypatch.setattr("forebay_worker.tasks.recovery._FALLEN_BEHIND", 0)
-    monkeypatch.setattr("forebay_worker.tasks.applier.MAX_RECORDS_PER_POLL", 5)
+    monkeypatch.setattr("forebay_worker.tasks.applier_thread.MAX_RECORDS_PER_POLL", 5)
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
@@ -429,7 +429,7 @@ def test_a_task_whose_recovery_could_not_begin_is_opened_later(tmp_path, changel
 
 @pytest.mark.parametrize("lost", ["directory", "manifest", "content"])
 def test_a_store_that_is_lost_while_it_is_open_is_rebuilt(tmp_path, changelog, monkeypatch, lost):
-    monkeypatch.setattr("forebay_worker.tasks.applier._RETRY_MS", 50.0)
+    monkeypatch.setattr("forebay_worker.tasks.applier_thread._RETRY_MS", 50.0)
     with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager).get(TASKS[0]) == 1, "all is applied")
@@ -450,7 +450,7 @@ def test_a_store_that_is_lost_while_it_is_open_is_rebuilt(tmp_path, changelog, m
 
 
 def test_what_was_polled_and_not_applied_is_polled_again(tmp_path, changelog, monkeypatch):
-    monkeypatch.setattr("forebay_worker.tasks.applier._RETRY_MS", 50.0)
+    monkeypatch.setattr("forebay_worker.tasks.applier_thread._RETRY_MS", 50.0)
     with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager).get(TASKS[0]) == 1, "all is applied")

@@ -13,7 +13,7 @@ from forebay.changelog.base import CompactionLimits, Consumer, Heartbeat, Rows
 from forebay.changelog.kafka.consumer import KafkaConsumer
 from forebay.changelog.kafka.heartbeats import BATCH_TIMEOUT_MS, HeartbeatWriter
 from forebay.changelog.kafka.librdkafka_fetcher import LibrdkafkaFetcher
-from forebay.changelog.kafka.superseded import append_tombstones
+from forebay.changelog.kafka.superseded_records import append_tombstones
 from forebay.changelog.kafka.topics import KafkaTopics, passes
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.kafka.writer_ownership import has_retired, has_written, last_heartbeat

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from forebay.clock import boot_ms
 from forebay.errors import Problem
-from forebay.rest.changes import is_transient
+from forebay.rest.key_changes import is_transient
 from forebay.rest.limits import HeldMemory
 from forebay.rest.store_changes.cursors import ChangesCursor
 from forebay.rest.store_changes.pages import ChangesPage

@@ -13,7 +13,7 @@ from forebay.clock import boot_ms
 from forebay.errors import BadParameter
 from forebay.lag import Lag
 from forebay.position import decode_position
-from forebay.rest.aging import IN_TRANSIT_MS
+from forebay.rest.answer_aging import IN_TRANSIT_MS
 from forebay.rest.answers import lag_json
 from forebay.rest.events import Event
 from forebay.rest.store_changes.cursors import ChangesCursor

@@ -16,7 +16,7 @@ from forebay.changelog.kafka.url import KafkaUrl
 from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import ChangelogError
 from forebay.log_throttle import LogThrottle
-from forebay.metadata import NO_GENERATION, Generation, HostInfo, is_loopback
+from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo, is_loopback
 from forebay.task_ids import TaskId
 from forebay_worker.group.group_member import GroupMember, Inbox
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from forebay.changelog.sqlite.partition import create_private, enable_wal, transaction
 from forebay.errors import ConfigurationError
-from forebay.metadata import Generation
+from forebay.streams_metadata import Generation
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 
 _FORMAT = 1

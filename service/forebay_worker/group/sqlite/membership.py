@@ -19,7 +19,7 @@ from pathlib import Path
 from forebay.changelog import Changelog
 from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import AdvertisedByAnother, ConfigurationError, ForebayError
-from forebay.metadata import Generation
+from forebay.streams_metadata import Generation
 from forebay.topology import Topology
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.group_member import GroupMember, Inbox

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from forebay.metadata import Generation
+from forebay.streams_metadata import Generation
 from forebay_worker.group.kafka.membership import KafkaMembership
 from forebay_worker.group.leader import GroupTimeouts, Leader
 from forebay_worker.group.messages import AssignmentInfo

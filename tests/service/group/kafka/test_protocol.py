@@ -21,7 +21,7 @@ from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.clock import boot_ms
-from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
+from forebay.streams_metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology
 from forebay_worker.group.assignor import Assignment, AssignmentPolicy, Placement

@@ -16,7 +16,7 @@ import pytest
 from forebay.changelog.sqlite import partition as sqlite_partition
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ConfigurationError
-from forebay.metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
+from forebay.streams_metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology
 from forebay_worker.group.assignor import AssignmentPolicy

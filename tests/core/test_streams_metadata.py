@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from forebay.errors import BadKey, NotReady, UnknownPartitioner, UnknownStore
 from forebay.lag import Lag
-from forebay.metadata import (
+from forebay.partitioning import Murmur2Partitioner
+from forebay.rest.documents import cluster_map_of, map_answer
+from forebay.streams_metadata import (
     NO_GENERATION,
     ClusterMap,
     Generation,
@@ -17,8 +19,6 @@ from forebay.metadata import (
     StreamsMetadataState,
     cluster_map,
 )
-from forebay.partitioning import Murmur2Partitioner
-from forebay.rest.documents import cluster_map_of, map_answer
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 

@@ -23,7 +23,6 @@ from forebay.errors import (
     UnknownStore,
 )
 from forebay.lag import UNLIMITED, Lag, Tolerance, lag_of, provable
-from forebay.metadata import StreamsMetadataState
 from forebay.position import Position, encode_position, log_digest
 from forebay.rest.answers import (
     EncodedReplicaInfo,
@@ -35,6 +34,7 @@ from forebay.rest.answers import (
 )
 from forebay.rest.parameters import ReadParameters
 from forebay.shapes.members import Role
+from forebay.streams_metadata import StreamsMetadataState
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec, Topology
 from forebay_worker.tasks.manager import ReplicaTable

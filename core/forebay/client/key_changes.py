@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, TypeVar, cast
 
-from forebay.client import processes
+from forebay.client import fork_safety
 from forebay.client.exchange import MALFORMED, Close, Opened, Pause, Plan, Receive, Server, mismatched
-from forebay.client.reads import ChangesRequest, ClientReads
-from forebay.client.requested import Requested, change_mismatch
+from forebay.client.read_plans import ChangesRequest, ClientReads
+from forebay.client.request_identity import Requested, change_mismatch
 from forebay.client.results import Change, change_of
 from forebay.client.store_changes import StoreChange, StoreChangesRequest, StoreLag
 from forebay.errors import Problem, UnknownKey
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import ReplicaInfo
-from forebay.rest.changes import is_transient
 from forebay.rest.events import Event, EventReader
+from forebay.rest.key_changes import is_transient
 
 C = TypeVar("C")
 """What following yields."""
@@ -44,11 +44,11 @@ class Following(Generic[C]):
         self._began = self._leaving = self._closed = False
         self._pause_s = _LEAST_PAUSE_S
         self.lag: Lag = UNKNOWN_LAG
-        processes.renew_on_fork(self)
+        fork_safety.renew_on_fork(self)
 
     def on_fork(self) -> None:
         """The stream in hand is the parent's."""
-        processes.leave_to_parent(self._opened)
+        fork_safety.leave_to_parent(self._opened)
         self._opened = None
 
     def _next_change(self) -> Plan[C | None]:

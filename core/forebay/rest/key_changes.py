@@ -11,8 +11,8 @@ from dataclasses import replace
 from forebay.errors import BadParameter, PartitionerMissing, Problem, WrongStoreKind
 from forebay.position import decode_position, encode_position, later_position
 from forebay.rest.parameters import ReadParameters
+from forebay.rest.retryable_statuses import TRANSIENT
 from forebay.rest.scans import require_kind
-from forebay.rest.statuses import TRANSIENT
 from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.topology import StoreSpec
 

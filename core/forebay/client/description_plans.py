@@ -8,10 +8,10 @@ from typing import Any, Protocol, TypeVar
 
 from forebay.client.exchange import MALFORMED, Mismatch, Plan, Request, not_of_a_read
 from forebay.client.results import ReplicaLag, replica_lag_of
-from forebay.metadata import ClusterMap, StreamsMetadataState
 from forebay.process_identity import IDENTITY_PATH, Identity
 from forebay.rest.documents import cluster_map_of
 from forebay.shapes.reading import read_values
+from forebay.streams_metadata import ClusterMap, StreamsMetadataState
 from forebay.topology import StoreSpec
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from forebay.progress import progress
+from forebay.progress_bar import progress
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, total: int | None) -> str:

@@ -14,15 +14,15 @@ from forebay.client.problems import problem_of
 from forebay.clock import boot_ms
 from forebay.codecs import from_segment, to_segment
 from forebay.errors import PositionOfAnotherLog, Problem, UnknownPartitioner
-from forebay.metadata import HostInfo
 from forebay.position import decode_position, encode_position
 from forebay.rest.answers import HttpAnswer
-from forebay.rest.changes import KEEP_ALIVE_MS, is_transient, require_followed
 from forebay.rest.event_streams import Events, problem_event
 from forebay.rest.events import Event
+from forebay.rest.key_changes import KEEP_ALIVE_MS, is_transient, require_followed
 from forebay.rest.paced_wakes import paced_wakes
 from forebay.rest.parameters import ReadParameters
-from forebay.rest.statuses import AT_FAULT
+from forebay.rest.retryable_statuses import AT_FAULT
+from forebay.streams_metadata import HostInfo
 from forebay.timeouts import running_timeout
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.reads.attempts import Attempt, refusal

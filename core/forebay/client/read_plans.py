@@ -35,7 +35,7 @@ from forebay.client.options import ALL_KEYS, ReadOptions, Time, check, epoch_ms_
 from forebay.client.partitioned_exchange import PartitionedExchange
 from forebay.client.positions import Positions
 from forebay.client.problems import problem_of
-from forebay.client.requested import Requested, spec_mismatch
+from forebay.client.request_identity import Requested, spec_mismatch
 from forebay.client.results import ITEM_TYPES, Answer, Change, Page, answer_of, page_of
 from forebay.client.scattered_page import scattered_page
 from forebay.client.store_changes import Absent, StoreChange, StoreChangesRequest, Values
@@ -44,8 +44,8 @@ from forebay.codecs import to_segment
 from forebay.errors import BadKey, PartitionerMissing, Problem, UnknownKey
 from forebay.position import later_position
 from forebay.rest.answers import ReplicaInfo
+from forebay.rest.retryable_statuses import OF_THE_SERVER, TRANSIENT
 from forebay.rest.scans import posted_cursor
-from forebay.rest.statuses import OF_THE_SERVER, TRANSIENT
 from forebay.store_kinds import STORE_KINDS, StoreKind
 from forebay.topology import StoreSpec
 

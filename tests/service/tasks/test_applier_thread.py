@@ -26,7 +26,7 @@ from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.tasks.applier import Applier
+from forebay_worker.tasks.applier_thread import Applier
 from forebay_worker.tasks.apply import apply_batch, progress_at_open
 from forebay_worker.tasks.events import EndReached, ReplicaEvent, StoreDamaged
 from forebay_worker.tasks.folding import Fold, advance
@@ -553,7 +553,7 @@ class BreakingStore(MemoryStore):
 
 
 def test_a_store_that_breaks_holds_up_no_other(tmp_path, monkeypatch):
-    monkeypatch.setattr("forebay_worker.tasks.applier._RETRY_MS", 10.0)
+    monkeypatch.setattr("forebay_worker.tasks.applier_thread._RETRY_MS", 10.0)
     log = Log(tmp_path / "log", partitions=2)
     other = TopicPartition("log", 1)
 
@@ -579,7 +579,7 @@ def test_a_store_that_breaks_holds_up_no_other(tmp_path, monkeypatch):
 
 
 def test_an_applier_whose_turn_fails_goes_on(log, monkeypatch):
-    monkeypatch.setattr("forebay_worker.tasks.applier._RETRY_MS", 10.0)
+    monkeypatch.setattr("forebay_worker.tasks.applier_thread._RETRY_MS", 10.0)
     follower = Follower(log.changelog)
     poll, failures = follower.applier._consumer.poll, [OSError("no"), RuntimeError("no")]
 

@@ -8,8 +8,8 @@ import pytest
 
 from forebay.errors import TopicRefused
 from forebay.topology import StoreSpec, parse_topology
+from forebay_worker.changelog_topics import TopicCreation
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.topics import TopicCreation
 from tests.support.cluster import wait_until
 
 TOPOLOGY = parse_topology(
@@ -48,8 +48,8 @@ def test_a_topic_that_is_refused_at_once_ends_the_start(directory):
 
 def test_unresponsive_log_delays_no_start(directory, monkeypatch):
     """A later refusal is reported."""
-    monkeypatch.setattr("forebay_worker.topics._PATIENCE_S", 0.05)
-    monkeypatch.setattr("forebay_worker.topics._RETRY_S", 0.05)
+    monkeypatch.setattr("forebay_worker.changelog_topics._PATIENCE_S", 0.05)
+    monkeypatch.setattr("forebay_worker.changelog_topics._RETRY_S", 0.05)
     log = Log()
     topics = TopicCreation(log, TOPOLOGY, directory, create=True)
     topics.start()

@@ -3,7 +3,7 @@ import weakref
 
 import pytest
 
-from forebay.rest.garbage import GarbageCollection
+from forebay.rest.garbage_collection import GarbageCollection
 
 
 class Cycle:
