@@ -13,7 +13,7 @@ import pytest
 from forebay.client import Answer, AsyncClient, Client
 from forebay.errors import LagExceedsTolerance, NoReplica, UnknownKey, UnknownPartitioner
 from tests.core.client.test_client import Awaiting
-from tests.core.client.test_processes import Child
+from tests.core.client.test_fork_safety import Child
 from tests.support.cluster import TOPOLOGY, Cluster, free_port, running_cluster, wait_until
 
 KEYS = [f"k{number}" for number in range(100)]
