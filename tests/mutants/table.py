@@ -763,6 +763,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("service/reads/test_changes_pages.py::test_no_page_goes_back_and_none_is_beyond_the_bounds",),
     ),
     Mutant(
+        "many-keys-noted-meanwhile",
+        "a change that is applied while a page of changes is read is in the next page",
+        "forebay_worker.reads.changes_pages:_PageRead.changes",
+        "end, nonce = changed.reached",
+        "end, nonce = self.recent.reached",
+        ("service/reads/test_changes_pages.py::test_no_change_that_is_applied_while_a_page_is_read_is_lost",),
+    ),
+    Mutant(
         "many-keys-without-reset",
         "where deletions cannot be proven, a stream of many keys begins anew",
         "forebay_worker.tasks.recent_changes:RecentChanges.since",

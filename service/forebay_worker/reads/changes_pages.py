@@ -16,7 +16,7 @@ from forebay.stored_keys import TIME_SIZE, successor
 from forebay_worker.reads.misses import why_unproven
 from forebay_worker.reads.staleness_check import Admission, Admitted
 from forebay_worker.reads.values import newest_version, scanned, scanned_in_chunks, stored_values
-from forebay_worker.tasks.recent_changes import ChangedKeys
+from forebay_worker.tasks.recent_changes import ChangesSince
 
 _MOST_ITEMS = 1_000
 _MOST_SCANNED = 4_000
@@ -70,7 +70,8 @@ class ChangesReads:
         if cursor is not None and cursor.log == log:
             changed = read.recent.since(cursor.since, cursor.nonce)
         if cursor is None or changed is None:
-            begin = ChangesCursor(log, read.recent.end, 0, read.recent.nonce, after=b"")
+            end, nonce = read.recent.reached
+            begin = ChangesCursor(log, end, 0, nonce, after=b"")
             page = replace(read.state(begin), reset=True)
         elif state:
             page = read.state(cursor)
@@ -113,13 +114,13 @@ class _PageRead:
                 return self._page(cursor._replace(after=up_to), more=True)
         return self._page(cursor._replace(after=None))
 
-    def changes(self, cursor: ChangesCursor, changed: list[ChangedKeys]) -> ChangesPage:
+    def changes(self, cursor: ChangesCursor, changed: ChangesSince) -> ChangesPage:
         """The keys that changed since, each with its present value."""
-        end, nonce = self.recent.end, self.recent.nonce
+        end, nonce = changed.reached
         skip = cursor.skip if cursor.nonce == nonce else 0
         seen: set[bytes] = set()
         spent = 0
-        for begin, batch_end, keys in changed:
+        for begin, batch_end, keys in changed.batches:
             first = skip if begin == cursor.since else 0
             for at in range(first, len(keys), _CHUNK):
                 spent += len(keys[at : at + _CHUNK])
@@ -128,7 +129,6 @@ class _PageRead:
                     part = at + _CHUNK < len(keys)
                     since, skipped = (begin, at + _CHUNK) if part else (batch_end, 0)
                     return self._page(cursor._replace(since=since, skip=skipped, nonce=nonce), more=True)
-            end = max(end, batch_end)
         return self._page(cursor._replace(since=end, skip=0, nonce=nonce))
 
     @property

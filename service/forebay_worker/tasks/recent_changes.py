@@ -26,6 +26,21 @@ class ChangedKeys(NamedTuple):
     keys: tuple[bytes, ...]
 
 
+class Reached(NamedTuple):
+    """Up to where the changes of a replica are known, all at one moment."""
+
+    end: int
+    nonce: bytes
+    """That of ``RecentChanges`` at that moment."""
+
+
+class ChangesSince(NamedTuple):
+    """The batches with changes at or after an offset, and up to where these are all."""
+
+    batches: list[ChangedKeys]
+    reached: Reached
+
+
 class RecentChanges:
     """Which keys of a replica changed at which offsets, as far back as its share of memory allows.
 
@@ -67,10 +82,17 @@ class RecentChanges:
                 self._held_bytes -= _size(oldest.keys)
                 self._begin = oldest.end
 
-    def since(self, offset: int, nonce: bytes) -> list[ChangedKeys] | None:
-        """The batches with changes at or after an offset; None if some are not known any more.
+    @property
+    def reached(self) -> Reached:
+        """Up to where all changes were noted, or are forgotten."""
+        with self._lock:
+            return Reached(self.end, self.nonce)
 
-        ``nonce`` is that of the replica which read up to the offset.
+    def since(self, offset: int, nonce: bytes) -> ChangesSince | None:
+        """What changed at or after an offset; None if some of it is not known any more.
+
+        ``nonce`` is that of the replica which read up to the offset. A batch may be noted right after the return,
+        so the end of what is returned comes with it.
         """
         with self._lock:
             if offset < self._begin or (nonce != self.nonce and not self._knows_of_others(offset)):
@@ -80,8 +102,9 @@ class RecentChanges:
                 if batch.end <= offset:
                     break
                 found.append(batch)
+            reached = Reached(self.end, self.nonce)
         found.reverse()
-        return found
+        return ChangesSince(found, reached)
 
     def _knows_of_others(self, offset: int) -> bool:
         return self._others_begin is not None and offset >= self._others_begin

@@ -18,6 +18,7 @@ from forebay.rest.store_changes.selection import make_selection
 from forebay_worker.reads.changes_pages import ChangesReads
 from forebay_worker.reads.staleness_check import Refused
 from forebay_worker.tasks.apply import apply_batch
+from forebay_worker.tasks.recent_changes import ChangesSince, RecentChanges
 from tests.support.held_reads import held
 
 WINDOW = {"kind": "window", "window_size_ms": 10, "retention_ms": 1_000_000}
@@ -72,6 +73,23 @@ def test_state_is_followed_by_each_keys_newest_change(tmp_path):
     assert values(page) == [("a", 2), ("k", 2), ("gone",)]
     assert page.gone == [b'{"key":"gone"}']
     assert values(served.page()) == []
+
+
+def test_no_change_that_is_applied_while_a_page_is_read_is_lost(tmp_path, monkeypatch):
+    """The thread that applies records may do so at any moment of a read."""
+    served = Served(tmp_path)
+    served.page()
+    since = RecentChanges.since
+
+    def applied_meanwhile(recent: RecentChanges, offset: int, nonce: bytes) -> ChangesSince | None:
+        found = since(recent, offset, nonce)
+        served.apply((b"late", b"1"))
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RecentChanges, "since", applied_meanwhile)
+        shown = values(served.page())
+    assert shown + values(served.page()) == [("late", 1)]
 
 
 def test_a_long_state_is_kept_true_while_it_is_sent(tmp_path):

@@ -9,19 +9,33 @@ def of_position(position: int) -> RecentChanges:
     return recent
 
 
+def batches_since(recent: RecentChanges, offset: int, nonce: bytes = ELSEWHERE) -> list[ChangedKeys] | None:
+    found = recent.since(offset, nonce)
+    return None if found is None else found.batches
+
+
 def test_what_changed_since_an_offset_is_known_by_batch():
     recent = of_position(10)
     recent.note([b"a", b"b"], 12, end_reached=False)
     recent.note([], 13, end_reached=True)
     recent.note([b"b"], 14, end_reached=True)
     assert recent.end == 14
-    assert recent.since(12, ELSEWHERE) == [ChangedKeys(13, 14, (b"b",))]
+    assert batches_since(recent, 12) == [ChangedKeys(13, 14, (b"b",))]
     # In the middle of a batch: all of it, since others may have batches that end elsewhere.
-    assert recent.since(11, ELSEWHERE) == [ChangedKeys(10, 12, (b"a", b"b")), ChangedKeys(13, 14, (b"b",))]
-    assert recent.since(14, ELSEWHERE) == []
+    assert batches_since(recent, 11) == [ChangedKeys(10, 12, (b"a", b"b")), ChangedKeys(13, 14, (b"b",))]
+    assert batches_since(recent, 14) == []
     assert recent.since(9, ELSEWHERE) is None
     recent.restart(14)
     assert recent.since(13, ELSEWHERE) is None
+
+
+def test_what_is_noted_meanwhile_is_beyond_the_end_that_was_returned():
+    recent = of_position(10)
+    found = recent.since(10, ELSEWHERE)
+    recent.note([b"a"], 12, end_reached=True)
+    assert found is not None
+    assert found.reached == (10, recent.nonce)
+    assert recent.reached == (12, recent.nonce)
 
 
 def test_replay_proves_no_changes_before_its_end():
@@ -32,8 +46,8 @@ def test_replay_proves_no_changes_before_its_end():
     recent.note([b"c"], 9, end_reached=True)
     # Tombstones before offset 8 may have been compacted away.
     assert recent.since(5, ELSEWHERE) is None
-    assert recent.since(8, ELSEWHERE) == [ChangedKeys(8, 9, (b"c",))]
-    assert len(recent.since(0, recent.nonce) or ()) == 3
+    assert batches_since(recent, 8) == [ChangedKeys(8, 9, (b"c",))]
+    assert len(batches_since(recent, 0, recent.nonce) or ()) == 3
 
 
 def test_recent_changes_are_bounded(monkeypatch):
@@ -43,6 +57,6 @@ def test_recent_changes_are_bounded(monkeypatch):
     for offset in range(1, 201):
         recent.note([b"%01000d" % offset], offset + 1, end_reached=True)
     assert recent.since(1, recent.nonce) is None
-    kept = recent.since(190, recent.nonce)
+    kept = batches_since(recent, 190, recent.nonce)
     assert kept is not None
     assert [batch.end for batch in kept] == list(range(191, 202))
