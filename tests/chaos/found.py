@@ -15,6 +15,12 @@ class Found(NamedTuple):
 
 FOUND = (
     Found(
+        "A batch that was applied in the middle of reading a page of a store's changes was left out of it and of the "
+        "next, so followers never saw its changes.",
+        "`scripts/chaos --minutes 19 --seed 78 --log kafka --brokers 3`",
+        "b3ecae8",
+    ),
+    Found(
         "A store's stream whose connection broke between two events that share an id resumed with too old an id. "
         "It never got again what a reset had made it forget.",
         "`scripts/chaos`, once it followed whole stores",
