@@ -15,7 +15,7 @@ class Found(NamedTuple):
 
 FOUND = (
     Found(
-        "A batch that was applied in the middle of reading a page of a store's changes was left out of it and of the "
+        "A batch that was applied while a page of a store's changes was read was left out of that page and of the "
         "next, so followers never saw its changes.",
         "`scripts/chaos --minutes 19 --seed 78 --log kafka --brokers 3`",
         "b3ecae8",
