@@ -39,6 +39,7 @@ from forebay.topology import StoreSpec
 
 log = logging.getLogger(__name__)
 
+_NOT_COMPACTED: tuple[type[Exception], ...] = (*sqlite_partition.UNREADABLE, RecordDamaged)
 _LIMITS = CompactionLimits()
 _THREADS = 4
 _TOPICS_FILE = "topics.db"
@@ -147,7 +148,7 @@ class SqliteChangelog:
         try:
             with _closing(self.path(TopicPartition(topic, partition))) as connection:
                 return str(connection.execute("SELECT identity FROM state").fetchone()[0])
-        except sqlite3.Error as error:
+        except sqlite_partition.UNREADABLE as error:
             raise TopicMissing(f"Partition {partition} of the log {topic!r} cannot be read: {error}.") from None
 
     def topics(self) -> list[str]:
@@ -167,7 +168,7 @@ class SqliteChangelog:
         """The current ends; partitions that cannot be reached are left out."""
         ends = {}
         for tp in topic_partitions:
-            with contextlib.suppress(sqlite3.Error), _closing(self.path(tp)) as connection:
+            with contextlib.suppress(*sqlite_partition.UNREADABLE), _closing(self.path(tp)) as connection:
                 ends[tp] = connection.execute("SELECT next_offset FROM state").fetchone()[0]
         return ends
 
@@ -279,7 +280,7 @@ class SqliteChangelog:
             path = self.path(TopicPartition(spec.topic, partition))
             try:
                 removed += compact(path, spec, limits, _now_ms())
-            except (sqlite3.Error, RecordDamaged) as error:
+            except _NOT_COMPACTED as error:
                 failures.append(f"{path}: {error}")
             on_partition()
         if failures:

@@ -5,6 +5,9 @@ Imports only the standard library: the Spark sink ships this module to executors
 
 from __future__ import annotations
 
+import bisect
+import itertools
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -16,13 +19,13 @@ _MASK = 0xFFFFFFFF
 
 
 class Checked(NamedTuple):
-    """Records in the order in which they were read, up to the first damaged one."""
+    """Records in the order in which they were read, up to the first that is damaged or missing."""
 
     records: list[tuple[int, bytes, bytes | None, int, bool]]
     unchecked: int
     """How many of them have no checksum."""
     damaged_offset: int | None
-    """The offset of the damaged record, None if there is none."""
+    """The offset of the damaged or missing record, None if there is none."""
 
 
 def checksum(offset: int, key: bytes, value: bytes | None, timestamp_ms: int, heartbeat: int) -> int:
@@ -66,3 +69,31 @@ def check(rows: Iterable[Any], checked_from: int) -> Checked:
         # Not even the types are those of a record.
         return Checked(records, unchecked, offset)
     return Checked(records, unchecked, None)
+
+
+def without_holes(checked: Checked, begin: int, end: int, *, are_all: bool) -> Checked:
+    """Checked records up to the first that is out of order, beyond the end, or before which one is missing.
+
+    None may be missing from ``begin`` on, to before ``end`` if they are all that there are. In a damaged file a
+    seek can step over records, or find one twice.
+    """
+    offsets = [record[0] for record in checked.records]
+    if not all(map(operator.lt, offsets, itertools.islice(offsets, 1, None))):
+        at = next(at for at in range(1, len(offsets)) if offsets[at] <= offsets[at - 1])
+        checked, offsets = _cut(checked, at, offsets[at - 1] + 1), offsets[:at]
+    first = bisect.bisect_left(offsets, begin)
+    due = begin + len(offsets) - first
+    if first < len(offsets) and offsets[-1] + 1 != due:
+        later = range(len(offsets) - first)
+        missing = bisect.bisect_right(later, begin, key=lambda at: offsets[first + at] - at)
+        return _cut(checked, first + missing, begin + missing)
+    if offsets and offsets[-1] >= end:
+        return _cut(checked, bisect.bisect_left(offsets, end), end)
+    if checked.damaged_offset is None and are_all and due < end:
+        return checked._replace(damaged_offset=due)
+    return checked
+
+
+def _cut(checked: Checked, count: int, damaged_offset: int) -> Checked:
+    # Those without a checksum are the oldest.
+    return Checked(checked.records[:count], min(checked.unchecked, count), damaged_offset)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from forebay.changelog.base import CompactionLimits
 from forebay.changelog.sqlite.checksums import check
-from forebay.changelog.sqlite.partition import connect, read_state, transaction
+from forebay.changelog.sqlite.partition import connect, prepare_to_write, read_state, transaction
 from forebay.errors import RecordDamaged
 from forebay.record_orders import ORDER_SIZE
 from forebay.retention import history_begins_ms, oldest_kept_ms
@@ -211,6 +211,7 @@ def _delete(
         some = offsets[begin : begin + _RECORDS_AT_ONCE]
         began = time.monotonic()
         with transaction(connection):
+            prepare_to_write(connection, path)
             state = read_state(connection, path)
             if state.identity != identity:
                 return removed
@@ -219,6 +220,7 @@ def _delete(
                 raise RecordDamaged(f"the record at offset {damaged} is damaged")
             deleted = connection.executemany("DELETE FROM log WHERE offset = ?", ((offset,) for offset in some))
             removed += deleted.rowcount
+            connection.execute("UPDATE state SET removed_to = max(removed_to, ?)", (some[-1] + 1,))
             if raise_floor:
                 connection.execute("UPDATE state SET tombstone_floor = max(tombstone_floor, ?)", (some[-1] + 1,))
         # Waiting writers get as much time.

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from forebay.changelog.base import Batch, ReadFailure
 from forebay.changelog.eventfd import Wake
 from forebay.changelog.sqlite import partition as sqlite_partition
-from forebay.changelog.sqlite.checksums import Checked, Row, check
+from forebay.changelog.sqlite.checksums import Checked, Row, check, without_holes
+from forebay.changelog.sqlite.partition import LogState
 from forebay.clock import boot_ms
 from forebay.file_events import FileEvents
 from forebay.lag import EndOffset
@@ -20,6 +21,7 @@ from forebay.task_ids import TopicPartition
 
 log = logging.getLogger(__name__)
 
+_FAILURES: tuple[type[Exception], ...] = (*sqlite_partition.UNREADABLE, OSError, sqlite_partition.WriteRefused)
 _NO_MORE_WATCHES = frozenset({errno.ENOSPC, errno.ENOMEM})
 _MOST_BYTES_AT_ONCE = 8 << 20
 """Limit for the values that one poll of a partition returns, not counting the last few."""
@@ -140,7 +142,7 @@ class SqliteConsumer:
                 if self._events is not None and sqlite_partition.is_written_to(source.cursor):
                     self._unsettled.add(tp)
                 batch, failure = self._read(tp, source, max_records)
-            except (sqlite3.Error, OSError, sqlite_partition.WriteRefused) as error:
+            except _FAILURES as error:
                 self._disconnect(tp)
                 self._unread.add(tp)
                 self._fail(tp, _failure(self._path(tp), error))
@@ -212,13 +214,19 @@ class SqliteConsumer:
                     (position, max_records),
                 )
                 rows, is_cut = _within_bounds(cursor, max_records)
+                checked = without_holes(
+                    check(rows, state.checked_from),
+                    max(position, state.removed_to),
+                    state.next_offset,
+                    are_all=not is_cut,
+                )
+                if not rows or rows[0][0] != position:
+                    checked = _stepped_over(cursor, state, position) or checked
             finally:
                 cursor.execute("COMMIT")
-            checked = check(rows, state.checked_from)
             if checked.damaged_offset is not None:
                 is_cut = True
-                if not checked.records:
-                    failure = _damaged(tp, source.path, checked.damaged_offset)
+                failure = _damaged(tp, source.path, checked.damaged_offset)
             source.identity, source.end, source.tombstone_floor = state[:3]
             source.beginning = source.end if first is None else first
             source.data_version = data_version
@@ -306,6 +314,19 @@ class SqliteConsumer:
             source.connection.close()
 
 
+def _stepped_over(cursor: sqlite3.Cursor, state: LogState, position: int) -> Checked | None:
+    """Nothing but the damage, if the record before those from a position on is one that belongs after it.
+
+    Offsets are in the file's order. One that the disk has changed misleads the search for the next records past
+    it, to where compaction might have removed those between.
+    """
+    cursor.execute(f"SELECT {state.columns} FROM log WHERE offset < ? ORDER BY offset DESC LIMIT 1", (position,))
+    before = check(cursor.fetchall(), state.checked_from)
+    if before.damaged_offset is None and all(record[0] < position for record in before.records):
+        return None
+    return Checked([], 0, position)
+
+
 def _failure(path: str, error: Exception) -> ReadFailure:
     if isinstance(error, sqlite_partition.WriteRefused):
         return ReadFailure(str(error), lasting=True)
@@ -328,9 +349,9 @@ def _wal_inode(path: str) -> int | None:
 
 def _damaged(tp: TopicPartition, path: str, offset: int) -> ReadFailure:
     return ReadFailure(
-        f"The record at offset {offset} of {tp.topic!r}, partition {tp.partition}, is damaged in {path}: it does "
-        "not match its checksum. Nothing from there on is applied. Restore the changelog from a backup, or run "
-        "'forebay changelog reset' and fill the store again.",
+        f"The record at offset {offset} of {tp.topic!r}, partition {tp.partition}, is damaged in {path}: it is "
+        "missing, or does not match its checksum. Nothing from there on is applied. Restore the changelog from a "
+        "backup, or run 'forebay changelog reset' and fill the store again.",
         lasting=True,
     )
 

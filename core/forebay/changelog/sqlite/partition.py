@@ -19,8 +19,9 @@ from urllib.parse import quote
 from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.sqlite.checksums import Row, checksum, with_checksums
 
-_FORMAT = 2
+_FORMAT = 3
 _CHECKSUMS_SINCE = 2
+_REMOVALS_SINCE = 3
 _BATCHES_KEPT = 64
 _WAL_ATTEMPTS = 250
 _PATIENCE_S = 120
@@ -34,7 +35,8 @@ CREATE TABLE IF NOT EXISTS log (
     heartbeat INTEGER NOT NULL, checksum INTEGER);
 CREATE TABLE IF NOT EXISTS state (
     id INTEGER PRIMARY KEY CHECK (id = 0), format INTEGER NOT NULL, identity TEXT NOT NULL,
-    next_offset INTEGER NOT NULL, tombstone_floor INTEGER NOT NULL, checked_from INTEGER NOT NULL DEFAULT 0);
+    next_offset INTEGER NOT NULL, tombstone_floor INTEGER NOT NULL, checked_from INTEGER NOT NULL DEFAULT 0,
+    removed_to INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS batch (
     query_id TEXT NOT NULL, write_name TEXT NOT NULL, batch_id INTEGER NOT NULL,
     row_count INTEGER NOT NULL, digest BLOB NOT NULL, next_offset INTEGER NOT NULL,
@@ -53,6 +55,11 @@ _PARAMETERS = 5
 """Those of a row in such a statement."""
 
 
+UNREADABLE: tuple[type[Exception], ...] = (sqlite3.Error, TypeError, ValueError, OverflowError)
+"""Raised by ``sqlite3``, and where its values are used, if a file cannot be read or is damaged. Values may have
+another type then, and texts be no UTF-8."""
+
+
 class WriteRefused(Exception):
     """A batch that must not be written; none of it was."""
 
@@ -65,6 +72,8 @@ class LogState(NamedTuple):
     tombstone_floor: int
     checked_from: int
     """Records from this offset on have checksums."""
+    removed_to: int
+    """Compaction has removed records before this offset only: of those from it on none may be missing."""
     columns: str
     """The columns of a record with its checksum, to be selected."""
 
@@ -129,17 +138,17 @@ def check_format(connection: sqlite3.Connection | sqlite3.Cursor, path: str) -> 
 
 def read_state(connection: sqlite3.Connection | sqlite3.Cursor, path: str) -> LogState:
     """The log's state; raises ``WriteRefused`` as ``check_format`` does. Call within a transaction."""
-    columns = "offset, key, value, timestamp_ms, heartbeat"
-    if check_format(connection, path) < _CHECKSUMS_SINCE:
-        query, columns = (
-            "SELECT identity, next_offset, tombstone_floor, next_offset FROM state",
-            f"{columns}, NULL",
-        )
-    else:
-        query = "SELECT identity, next_offset, tombstone_floor, checked_from FROM state"
-        columns = f"{columns}, checksum"
-    identity, next_offset, tombstone_floor, checked_from = connection.execute(query).fetchone()
-    return LogState(identity, next_offset, tombstone_floor, checked_from, columns)
+    found = check_format(connection, path)
+    # Of an older log it is not known what has no checksum, or was removed.
+    checked_from = "checked_from" if found >= _CHECKSUMS_SINCE else "next_offset"
+    removed_to = "removed_to" if found >= _REMOVALS_SINCE else "next_offset"
+    expected = "checksum" if found >= _CHECKSUMS_SINCE else "NULL"
+    return LogState._make(
+        connection.execute(
+            f"SELECT identity, next_offset, tombstone_floor, {checked_from}, {removed_to}, "
+            f"'offset, key, value, timestamp_ms, heartbeat, {expected}' FROM state"
+        ).fetchone()
+    )
 
 
 def prepare_to_write(connection: sqlite3.Connection, path: str) -> None:
@@ -147,10 +156,14 @@ def prepare_to_write(connection: sqlite3.Connection, path: str) -> None:
 
     Raises ``WriteRefused`` if its format is newer than this version.
     """
-    if check_format(connection, path) < _CHECKSUMS_SINCE:
+    found = check_format(connection, path)
+    if found < _CHECKSUMS_SINCE:
         connection.execute("ALTER TABLE log ADD COLUMN checksum INTEGER")
         connection.execute("ALTER TABLE state ADD COLUMN checked_from INTEGER NOT NULL DEFAULT 0")
-        connection.execute("UPDATE state SET format = ?, checked_from = next_offset", (_FORMAT,))
+        connection.execute("UPDATE state SET checked_from = next_offset")
+    if found < _REMOVALS_SINCE:
+        connection.execute("ALTER TABLE state ADD COLUMN removed_to INTEGER NOT NULL DEFAULT 0")
+        connection.execute("UPDATE state SET format = ?, removed_to = next_offset", (_FORMAT,))
 
 
 @contextlib.contextmanager
@@ -188,7 +201,7 @@ def create(path: str, identity: str) -> str:
                 connection.execute(statement)
             known = connection.execute("SELECT count(*) FROM state").fetchone()[0]
             if not known:
-                connection.execute("INSERT INTO state VALUES (0, ?, ?, 0, 0, 0)", (_FORMAT, identity))
+                connection.execute("INSERT INTO state VALUES (0, ?, ?, 0, 0, 0, 0)", (_FORMAT, identity))
             prepare_to_write(connection, path)
             (found,) = connection.execute("SELECT identity FROM state").fetchone()
     return str(found)
@@ -384,7 +397,9 @@ def reset(path: str, identity: str) -> None:
         for table in ("log", "batch", "writer"):
             connection.execute(f"DELETE FROM {table}")
         connection.execute(
-            "UPDATE state SET identity = ?, next_offset = 0, tombstone_floor = 0, checked_from = 0", (identity,)
+            "UPDATE state SET identity = ?, "
+            "next_offset = 0, tombstone_floor = 0, checked_from = 0, removed_to = 0",
+            (identity,),
         )
 
 
