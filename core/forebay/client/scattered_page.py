@@ -145,6 +145,8 @@ class _ScatteredPage:
         """Request again, once, pages that left their bounds while others were read."""
         early = self.listed.begin_again(self.tolerance, boot_ms())
         if early:
+            # A replica at the edge of the bounds would soon leave them again.
+            self.parameters["prefer"] = "active"
             yield from self._fetch([part for part, _ in early], self.deadline_ms)
             for part, lag in self.listed.begin_again(self.tolerance, boot_ms()):
                 self._leave_out(part, self._out_of_bounds(lag))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
@@ -54,6 +54,11 @@ class ReadParameters:
     def written(self, spec: StoreSpec) -> StoreSpec:
         """A store with its numbers as the request wants them."""
         return spec.with_text_numbers if self.numbers == "text" else spec
+
+    @property
+    def of_a_reread(self) -> ReadParameters:
+        """Those to read again what has left its bounds: a replica at their edge would soon leave them again."""
+        return replace(self, prefer="active")
 
     def allowed_ms(self, default_ms: int, most_ms: int) -> int:
         """How long the request may take: as it states, else the default and its wait; within the bound."""

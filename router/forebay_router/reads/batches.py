@@ -195,8 +195,9 @@ class _BatchGet:
         early = results.early(self.tolerance)
         if early and boot_ms() < self.deadline_boot_ms:
             # Once more: those that kept the others waiting are not asked again.
+            again = replace(self, parameters=self.parameters.of_a_reread)
             results.take(
-                await self._lookup([place for place in plains if place[0] in early], self.deadline_boot_ms)
+                await again._lookup([place for place in plains if place[0] in early], self.deadline_boot_ms)
             )
         return await results.by_now(self.spec.name, self.tolerance)
 

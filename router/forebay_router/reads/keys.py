@@ -93,7 +93,7 @@ async def _search(
         lag_at_answer = aged(answer.body, 0)[1] if answer.status in WITH_LAG else None
         if lag_at_answer is None or tolerance.met_by(lag_at_answer):
             return answer
-        lag = lag_at_answer
+        lag, parameters = lag_at_answer, parameters.of_a_reread
     return bounds_exceeded(spec.name, tolerance, lag)
 
 

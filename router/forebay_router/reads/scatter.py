@@ -144,6 +144,7 @@ class Gather:
         """Request again, once, first pages that left their bounds while waiting for others."""
         early = self._begin_again()
         if early:
+            self.parameters = self.parameters.of_a_reread
             await self._fetch([part for part, _ in early])
             for part, lag in self._begin_again():
                 self._leave_out(part, bounds_exceeded(self.scan.spec.name, self._tolerance, lag))

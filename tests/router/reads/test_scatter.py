@@ -55,6 +55,7 @@ class Workers:
         self._pause_s = pause_s
         self.spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", len(pages))
         self.requested: list[int] = []
+        self.preferred: list[str] = []
         self.targets: list[bytes] = []
         self.memory = Limit("memory", 64 << 20, "no memory")
         self.at_once = self.most_at_once = 0
@@ -69,6 +70,7 @@ class Workers:
 
     async def ask(self, request, parameters, deadline_boot_ms):
         self.requested.append(request.partition)
+        self.preferred.append(parameters.prefer)
         self.targets.append(request.target)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -121,6 +123,16 @@ async def test_a_list_stopped_between_pieces_ends_before_them(monkeypatch):
     assert [entry["key"] for entry in document["entries"]] == ["a"]
     assert document["lag"]["time_lag_ms"] == 0
     assert document["next"] is not None
+
+
+async def test_a_page_that_left_its_bounds_is_read_again_from_the_active():
+    """A standby at the edge of the bounds would soon leave them again."""
+    standby, active = page(b"\x01a", Lag(0, 5_001, 0), more=False), page(b"\x01a", Lag(0, 0, 0), more=False)
+    workers = Workers([standby, active])
+    gather = await workers.gather(b"max_time_lag_ms=5000&prefer=any")
+    document = json.loads(b"".join([piece async for piece in gather.body()]))
+    assert [entry["key"] for entry in document["entries"]] == ["a"]
+    assert workers.preferred == ["any", "active"]
 
 
 async def test_a_list_stopped_before_its_first_piece_is_refused(monkeypatch):
