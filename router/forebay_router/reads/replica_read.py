@@ -117,6 +117,8 @@ class ReplicaRead:
         self._dedicated = request.dedicated_connection
         self._in_flight: dict[asyncio.Future[HttpAnswer], HostInfo] = {}
         self._sent_boot_ms: dict[HostInfo, float] = {}
+        self._unanswered: list[HostInfo] = []
+        """Those that had not answered at the end."""
         self._adopted: asyncio.Future[HttpAnswer] | None = None
         self._bodies: dict[HostInfo, _Body] = {}
         """Those of answers to requests for another form than JSON."""
@@ -154,13 +156,16 @@ class ReplicaRead:
             self._give_up(step)
             return None
         finally:
-            for request in self._in_flight:
-                request.cancel()
+            for pending in self._in_flight:
+                pending.cancel()
+            self._unanswered = list(self._in_flight.values())
+            # Each refers to this read by way of what ended it.
+            self._in_flight.clear()
 
     def other_attempts(self) -> list[Attempt]:
         """The workers that were asked beside the one with the final answer."""
         known = {attempt.host for attempt in self.attempts}
-        unanswered = [host for host in self._in_flight.values() if host not in known]
+        unanswered = [host for host in self._unanswered if host not in known]
         return [*self.attempts, *(Attempt(host, "no answer yet") for host in unanswered)]
 
     def refusal(self, partition: int) -> HttpAnswer:

@@ -158,8 +158,10 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Notify all that still wait."""
+        """Notify all that still wait, and hold nothing of what was received."""
         self.closed = True
+        self._chunks.clear()
+        self.parts = self.on_body_begun = None
         while self._pending:
             self._in_flight.count -= 1
             self._pending.popleft()(None)

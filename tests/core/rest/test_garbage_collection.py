@@ -29,6 +29,17 @@ def test_all_garbage_is_collected_once_memory_has_grown_fourfold():
     assert collected == [1_000, 4_100, 17_000]
 
 
+def test_all_is_searched_once_the_process_takes_twice_the_memory():
+    """A few objects may hold much, such as the body of an answer that nobody waits for any more."""
+    resident, collected = 1 << 30, []
+    collection = GarbageCollection(lambda: 1_000, lambda: collected.append(resident), lambda: resident)
+    collection.check()
+    for resident in (1 << 30, (2 << 30) - 1, (2 << 30) + 1, 3 << 30, 5 << 30):  # noqa: B007
+        for _ in range(20):
+            collection.check()
+    assert collected == [1 << 30, (2 << 30) + 1, 5 << 30]
+
+
 def test_the_bound_falls_with_what_there_is():
     """After a peak, such as of followers, garbage may not pile up to four times the peak."""
     blocks, collected = 1_000, []

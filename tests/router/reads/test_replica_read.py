@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
 import time
 from collections.abc import AsyncIterator, Callable
@@ -21,11 +23,11 @@ from forebay.streams_metadata import HostInfo, StreamsMetadataState
 from forebay.topology import StoreSpec
 from forebay_router.cluster.worker_view import Report, WorkerView
 from forebay_router.reads.partition_replicas import PartitionReplicas
-from forebay_router.reads.replica_read import ask, go_on
+from forebay_router.reads.replica_read import ReplicaRead, ask, go_on
 from forebay_router.reads.replica_request import FirstRequest, ReplicaRequest
 from forebay_router.router import Router
-from forebay_router.upstream.connection import UpstreamClosed
-from tests.support.cluster import free_port
+from forebay_router.upstream.connection import Connection, UpstreamClosed
+from tests.support.cluster import free_port, until
 from tests.support.scripted_worker import ASKS_IDENTITY, IDENTITY, answer, worker
 
 FRAMES = FRAMES_MEDIA_TYPE.encode()
@@ -83,6 +85,31 @@ async def test_a_page_of_another_list_fails_over():
         status, refusal = await frames_of(router_of((wrong, "active")), scan_head)
     assert status == 503
     assert json.loads(refusal)["attempts"][0]["outcome"] == "answered with a page of another list"
+
+
+async def test_nothing_is_kept_of_a_large_answer_that_nobody_waits_for_any_more():
+    """Its client has left in the middle of it. Until garbage is searched for, all of that would be held."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (FRAMES, 4 << 20)
+
+    def kept() -> list[object]:
+        return [one for one in gc.get_objects() if isinstance(one, Connection | ReplicaRead)]
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with worker(head, b"x" * (1 << 20), b"x" * (1 << 20)) as large:
+            router = router_of((large, "active"))
+            request = ReplicaRequest(SPEC, 0, b"/v1/stores/s", b"{}", accept=FRAMES, dedicated_connection=True)
+            reading = asyncio.ensure_future(ask(router, request, ReadParameters(), boot_ms() + 5_000))
+            await until(lambda: any(isinstance(one, Connection) and one._chunks for one in kept()))
+            reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reading
+            router.pool.close()
+        del reading, router
+        await until(lambda: not kept())
+    finally:
+        gc.enable()
 
 
 class Answering(asyncio.Protocol):
