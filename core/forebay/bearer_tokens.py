@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 from forebay.clock import boot_ms
@@ -17,6 +18,7 @@ LEAST_TOKEN_CHARACTERS = 16
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _DIGEST = re.compile(r"sha256:([0-9A-Fa-f]{64})")
 _MOST_REMEMBERED = 4096
+_MOST_REMEMBERED_BYTES = 512
 _OF_NOTHING = hashlib.sha256(b"").digest()
 
 
@@ -30,6 +32,21 @@ def bearer(token: str) -> str:
     if not _TOKEN.fullmatch(token):
         raise ValueError("a token is made of letters, digits and any of -._~+/, with = at its end only")
     return f"Bearer {token}"
+
+
+def holder_of(authorization: bytes) -> bytes:
+    """Whom a request's ``Authorization`` names: the same for every spelling of one token, and for its tickets."""
+    if len(authorization) > _MOST_REMEMBERED_BYTES:
+        return _holder_of(authorization)
+    return _remembered_holder_of(authorization)
+
+
+def _holder_of(authorization: bytes) -> bytes:
+    scheme, _, token = authorization.partition(b" ")
+    return hashlib.sha256(token.strip(b" ") if scheme.lower() == b"bearer" else authorization).digest()
+
+
+_remembered_holder_of = lru_cache(_MOST_REMEMBERED)(_holder_of)
 
 
 class TokensFile:

@@ -24,6 +24,10 @@ class ClientConnection(Protocol):
         """Have a slot's answer sent if no earlier one holds it up, and those that it held up; whether it was."""
         ...
 
+    def on_waiting(self, size_bytes: int) -> None:
+        """Count an answer of this size that could not be sent yet."""
+        ...
+
     def send_now(self) -> None:
         """Write them."""
         ...
@@ -73,6 +77,12 @@ class PendingResponse:
         if not self._connection.send_if_next(self, answer):
             self._answer, self._bounds = answer, bounds
             self._filled_boot_ms = boot_ms()
+            self._connection.on_waiting(self.waiting_bytes)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What an answer takes that could not be sent at once."""
+        return len(self._answer.body)
 
     def render(self) -> bytes:
         """The bytes, as of now, of an answer that could not be sent at once."""

@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 _MOST_UNSENT_BYTES = 8 << 10
 """Above this, answers are sent in the middle of a turn: a router that pipelines many reads can begin with their
 answers, and a peer that stopped reading holds back the next."""
-_FIRST_PENDING, _MOST_PENDING = 16, 256
-"""Outstanding answers on one connection above which nothing more is read from it; more if they are small."""
+_MOST_PENDING = 256
+"""Outstanding answers on one connection above which nothing more is read from it, while they are small. It begins
+with one: how large they are is not known before."""
 _MOST_IN_A_TURN = 128
 """Requests of one connection that are answered in a turn of the event loop: less than a millisecond's work."""
 _MOST_PENDING_BYTES = 1 << 20
@@ -78,7 +79,7 @@ class FastPathProtocol(SlowPathProtocol):
         super().__init__(*args, **kwargs)
         self._recogniser = Recogniser(self.prepared_requests)
         self._pending: deque[PendingResponse] = deque()
-        self._most_pending = _FIRST_PENDING
+        self._most_pending = 1
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
         self._held = b""
@@ -87,8 +88,9 @@ class FastPathProtocol(SlowPathProtocol):
         """Whether requests are left to the next turn of the event loop."""
         self._fast_requests = 0
         self._fast_requests_at_timer = 0
-        self._unread_bytes = 0
-        """Of answers that the client has not read, counted as held by it."""
+        self._unread_bytes = self._waiting_bytes = 0
+        """Of answers that the client has not read, and of those that wait for others, counted as held by it."""
+        self._counted_bytes = 0
         self._unread_peer: Peer
         """Who holds these."""
         self._accepted_peer: Peer | None = None
@@ -109,11 +111,14 @@ class FastPathProtocol(SlowPathProtocol):
         """Stop what is still done for it, and count nothing of it any more."""
         super().connection_lost(exc)
         self.limits.connections.count(self.address, -1)
-        self._count_unread(0)
+        self._unread_bytes = self._waiting_bytes = 0
+        self._count_held()
         self._held = b""
         for pending in self._pending:
             if not pending.filled and pending.on_abandoned is not None:
                 pending.on_abandoned()
+        # They refer to the connection, and hold their answers.
+        self._pending.clear()
 
     def peer(self, template: RequestTemplate) -> Peer:
         """Whose request in this form it is, once it is accepted."""
@@ -127,10 +132,8 @@ class FastPathProtocol(SlowPathProtocol):
     def pause_writing(self) -> None:
         """Too much waits for the peer, and is counted as its own until it is read."""
         super().pause_writing()
-        unread_bytes = self.transport.get_write_buffer_size()
-        if not self._unread_bytes:
-            self._unread_peer = self._reader()
-        self._count_unread(unread_bytes)
+        self._unread_bytes = self.transport.get_write_buffer_size()
+        self._count_held()
 
     def _reader(self) -> Peer:
         """Whose answers are being sent: several clients with tokens may share an address."""
@@ -139,9 +142,18 @@ class FastPathProtocol(SlowPathProtocol):
             return self._accepted_peer or self.address
         return accepted_peer(cast(Mapping[str, Any], running.scope)) or self.address
 
-    def _count_unread(self, unread_bytes: int) -> None:
-        self.limits.memory.count(self._unread_peer, unread_bytes - self._unread_bytes)
-        self._unread_bytes = unread_bytes
+    def _count_held(self) -> None:
+        held_bytes = self._unread_bytes + self._waiting_bytes
+        if not self._counted_bytes:
+            self._unread_peer = self._reader()
+        self.limits.memory.count(self._unread_peer, held_bytes - self._counted_bytes)
+        self._counted_bytes = held_bytes
+
+    def on_waiting(self, size_bytes: int) -> None:
+        """An answer of this size waits for those before it."""
+        self._waiting_bytes += size_bytes
+        if size_bytes > _MOST_UNSENT_BYTES:
+            self._count_held()
 
     def data_received(self, data: bytes) -> None:
         """Answer what is recognised; leave the rest to the parser, once every earlier answer is sent."""
@@ -302,9 +314,13 @@ class FastPathProtocol(SlowPathProtocol):
         """Send every answer whose predecessors are sent, and continue with the input held back for them."""
         pending_responses = self._pending
         while pending_responses and pending_responses[0].filled and not self.flow.write_paused:
-            sent = pending_responses.popleft().render()
+            pending = pending_responses.popleft()
+            self._waiting_bytes -= pending.waiting_bytes
+            sent = pending.render()
             self._send(sent)
             self._adapt(len(sent))
+        if self._counted_bytes:
+            self._count_held()
         if self._ended and not pending_responses:
             self.send_now()
             self._close()
@@ -317,13 +333,14 @@ class FastPathProtocol(SlowPathProtocol):
         """Allow more outstanding answers on this connection while they are small, fewer if they are large."""
         if answer_bytes * self._most_pending > _MOST_PENDING_BYTES:
             self._most_pending = max(1, self._most_pending // 2)
-        elif self._most_pending < _MOST_PENDING:
-            self._most_pending += 1
+        else:
+            self._most_pending = min(_MOST_PENDING, 2 * self._most_pending)
 
     def resume_writing(self) -> None:
         """The peer has read what waited for it."""
         super().resume_writing()
-        self._count_unread(0)
+        self._unread_bytes = 0
+        self._count_held()
         if self._pending or self._held:
             self._send_filled()
 

@@ -109,6 +109,13 @@ class SlowPathProtocol(HttpToolsProtocol):
                 if not self._upgrading:
                     return False
                 pieces += [piece[upgrade.args[0] :], memoryview(self._begin_without_upgrade())]
+        if (
+            not self._in_message
+            and (self.cycle is None or self.cycle.response_complete)
+            and self._patience is None
+        ):
+            # It was empty lines only, which begin no request.
+            self._be_patient()
         return True
 
     def _begin_without_upgrade(self) -> bytes:

@@ -13,6 +13,7 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from starlette.types import Scope
 
+from forebay.bearer_tokens import holder_of
 from forebay.clock import boot_ms
 from forebay.errors import Overloaded
 from forebay.rest.forwarding import TrustedProxies, forwarded_chain
@@ -65,9 +66,12 @@ class Peers:
         if not self.by_request:
             return self.named(address)
         # Kept for what the connection counts: the answer, until it is read.
+        if self.by_token and scope.get(TICKET_HOLDER):
+            peer = scope[_PEER] = self.named(scope[TICKET_HOLDER])
+            return peer
         peer = scope[_PEER] = self.sent_by(
             address,
-            scope.get(TICKET_HOLDER) or b"".join(_values(scope, b"authorization")),
+            b"".join(_values(scope, b"authorization")),
             forwarded_chain(_values(scope, b"x-forwarded-for"), _values(scope, b"forwarded")),
         )
         return peer
@@ -75,7 +79,7 @@ class Peers:
     def sent_by(self, address: str, authorization: bytes, chain: bytes) -> Peer:
         """The peer of an accepted request, by the connection's address and what the request's headers say."""
         if self.by_token and authorization:
-            return self.named(authorization)
+            return self.named(holder_of(authorization))
         return self.named(self.proxies.client(address, chain) if chain else address)
 
 
@@ -93,12 +97,15 @@ class Limit:
     """How much all peers may hold of something; ``holding`` is the peers' attribute that counts theirs.
 
     One peer may take all but the last eighth, which is for those that hold less than that: whatever one client
-    does, the next is served.
+    does, the next is served. What answers take that a client does not read is counted whatever the limit, so that
+    large ones may hold more than all; the last eighth is still there for small ones.
     """
 
     def __init__(self, holding: str, most: int, refusal: str) -> None:
         self.most = most
         self.used = 0
+        self._used_by_small = 0
+        """By peers that hold no more than the last eighth."""
         self._holding = holding
         self._refusal = refusal
         self._kept = most // _LEFT_TO_OTHERS
@@ -108,7 +115,11 @@ class Limit:
     def refusal(self, peer: Peer, amount: int = 1) -> Overloaded | None:
         """Why a peer gets no more, None if it does."""
         after = self.used + amount
-        if after <= self.open or (after <= self.most and getattr(peer, self._holding) + amount <= self._kept):
+        if after <= self.open:
+            return None
+        if getattr(peer, self._holding) + amount <= self._kept and (
+            after <= self.most or self._used_by_small + amount <= self._kept
+        ):
             return None
         return Overloaded(self._refusal, retry_after_s=1)
 
@@ -121,8 +132,11 @@ class Limit:
 
     def count(self, peer: Peer, amount: int = 1) -> None:
         """Count what a peer holds already, or, if negative, gives back."""
+        before = getattr(peer, self._holding)
+        after = before + amount
         self.used += amount
-        setattr(peer, self._holding, getattr(peer, self._holding) + amount)
+        self._used_by_small += (after if after <= self._kept else 0) - (before if before <= self._kept else 0)
+        setattr(peer, self._holding, after)
 
     @contextmanager
     def held(self, peer: Peer, amount: int = 1) -> Iterator[None]:
