@@ -1,5 +1,6 @@
 """Streams of many keys' changes, from workers and through routers, over real connections."""
 
+import contextlib
 import itertools
 import json
 import signal
@@ -231,6 +232,27 @@ async def test_the_asynchronous_client_follows_windows_and_their_lag(served):
     assert isinstance(lag, StoreLag)
     assert lag.lag.record_lag == 0
     assert isinstance(reset, Reset)
+
+
+def test_one_followers_time_is_not_that_of_those_who_follow_the_same(tmp_path):
+    """What is read for one of them is read for all, also once it has left."""
+    with running_cluster(tmp_path, topology_text=TOPOLOGY) as cluster:
+        workers = cluster.start_workers(2)
+        router = cluster.start_router()
+        cluster.wait_settled(router)
+        cluster.put("counts", {b"ann": b"1"})
+        with contextlib.ExitStack() as of_others:
+            with StoreFollower(router, keys='["ann"]', timeout_ms=1) as hasty:
+                hasty.wait_for(lambda follower: follower.events, "any event")
+                stream = StoreFollower(router, keys='["ann"]')
+                of_others.enter_context(stream)
+                stream.wait_to_show({"ann": 1})
+            active = cluster.active_for(router, "counts", "ann")
+            assert active in workers
+            cluster.kill(active)
+            for number in (2, 3):
+                cluster.put("counts", {b"ann": b"%d" % number})
+                stream.wait_to_show({"ann": number})
 
 
 def test_stream_survives_a_lost_or_hung_worker(tmp_path):

@@ -62,7 +62,8 @@ class RoutedSource:
             self._request(partition, PagesRequest({partition: cursor}, state)),
             decode=partial(decoded_in_turn, ChangesPage.decode),
         )
-        parameters = replace(self.parameters, wait_ms=0)
+        # Followers share what is read for one of them, so its own time is not theirs.
+        parameters = replace(self.parameters, wait_ms=0, timeout_ms=None)
         answer, as_of_boot_ms, page, _ = await ask(
             self.router, request, parameters, self.router.deadline(parameters)
         )
