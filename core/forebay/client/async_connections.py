@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import httpx
 
 from forebay.client import fork_safety
+from forebay.client.bounded_body import read_whole_async
 from forebay.client.client_connections import ClientConnections
 from forebay.client.exchange import Open, Opened, Send
 from forebay.client.transports import CLOSED, NO_LOOP, OTHER_LOOP, OTHER_PROCESS, async_pool, origin
@@ -159,9 +160,9 @@ async def _sent(http: httpx.AsyncClient, step: Send) -> httpx.Response:
     request = http.build_request(
         step.method, step.url, content=step.body, headers=step.headers, timeout=step.timeout
     )
-    response = await http.send(request, stream=isinstance(step, Open))
-    if isinstance(step, Open) and response.status_code != 200:
-        await response.aread()
+    response = await http.send(request, stream=True)
+    if not isinstance(step, Open) or response.status_code != 200:
+        await read_whole_async(response, step.timeout)
     return response
 
 

@@ -10,6 +10,7 @@ import threading
 import httpx
 
 from forebay.client import fork_safety
+from forebay.client.bounded_body import read_whole
 from forebay.client.client_connections import ClientConnections
 from forebay.client.exchange import Open, Opened, Send
 from forebay.client.transports import CLOSED, OTHER_PROCESS, origin, pool, shut_down
@@ -61,12 +62,10 @@ class Connections(ClientConnections[httpx.BaseTransport]):
         request = self.http.build_request(
             step.method, step.url, content=step.body, headers=step.headers, timeout=step.timeout
         )
-        response = self.http.send(request, stream=isinstance(step, Open))
-        if not isinstance(step, Open):
-            return response
-        if response.status_code == 200:
+        response = self.http.send(request, stream=True)
+        if isinstance(step, Open) and response.status_code == 200:
             return Opened(response, response.iter_bytes())
-        response.read()
+        read_whole(response, step.timeout)
         return response
 
     def receive(self, opened: Opened) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 from pathlib import Path
@@ -65,5 +66,6 @@ def shut_down(response: httpx.Response) -> None:
     stream = response.extensions.get("network_stream")
     connection = None if stream is None else stream.get_extra_info("socket")
     if connection is not None:
-        with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
+        # What uvloop gives has no way to shut down but by its descriptor.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as own:
+            own.shutdown(socket.SHUT_RDWR)
