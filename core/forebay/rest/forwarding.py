@@ -17,7 +17,7 @@ LOCAL_USER = "user "
 
 _FOR = re.compile(r'for=(?:"([^"]*)"|([^",;\s]+))', re.IGNORECASE)
 _PORT = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]+)?|([0-9.]+):[0-9]+")
-_MOST_REMEMBERED = 4096
+_MOST_REMEMBERED, _MOST_REMEMBERED_BYTES = 4096, 512
 
 
 def forwarded_chain(x_forwarded_for: Sequence[bytes], forwarded: Sequence[bytes]) -> bytes:
@@ -43,18 +43,21 @@ class TrustedProxies:
         self._networks = Networks("trusted_proxies", [item for item in items if item != UNIX])
         self._trusts_unix = UNIX in items
         self.any = bool(items)
-        self.client = lru_cache(maxsize=_MOST_REMEMBERED)(self._client)
+        self._remembered_client = lru_cache(maxsize=_MOST_REMEMBERED)(self._client)
 
     def trusts(self, peer: str) -> bool:
         """Whether a peer, an address or ``user`` and its number, is one of the proxies."""
         return self._trusts_unix if peer.startswith(LOCAL_USER) else peer in self._networks
 
-    def _client(self, peer: str, chain: bytes) -> str:
+    def client(self, peer: str, chain: bytes) -> str:
         """The address of the client whose request a peer sent, with the hosts that its headers name.
 
         That is the last one that is no trusted proxy. Those before it are what that client wrote. Without such a
         host, or if it is no address, it is the peer.
         """
+        return (self._client if len(chain) > _MOST_REMEMBERED_BYTES else self._remembered_client)(peer, chain)
+
+    def _client(self, peer: str, chain: bytes) -> str:
         if not self.trusts(peer):
             return peer
         client = peer

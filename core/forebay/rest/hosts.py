@@ -15,6 +15,8 @@ from forebay.streams_metadata import HostInfo, is_address, is_loopback
 
 _HOST = re.compile(rb"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::[0-9]*)?")
 _MOST_REMEMBERED = 1024
+_MOST_HOST_BYTES = 512
+"""A name has 253 at most (RFC 1035)."""
 
 
 class AllowedHosts:
@@ -26,11 +28,13 @@ class AllowedHosts:
     def __init__(self, names: Iterable[str] | None) -> None:
         self.any = names is None
         self._names = frozenset(_same(name) for name in names or ())
-        self.allows = lru_cache(maxsize=_MOST_REMEMBERED)(self._allows)
+        self._remembered = lru_cache(maxsize=_MOST_REMEMBERED)(self._allows)
+
+    def allows(self, host: bytes) -> bool:
+        """Whether a request may have this host."""
+        return self.any or (len(host) <= _MOST_HOST_BYTES and self._remembered(host))
 
     def _allows(self, host: bytes) -> bool:
-        if self.any:
-            return True
         parts = _HOST.fullmatch(host.strip(b" \t"))
         if parts is None:
             return False

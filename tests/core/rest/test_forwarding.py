@@ -66,6 +66,15 @@ def test_of_two_headers_a_client_may_have_written_one():
     assert forwarded_chain([CLIENT.encode()], [f"for={OTHER}".encode()]) == b""
 
 
+def test_long_headers_are_not_remembered():
+    """Anybody can send thousands of them."""
+    proxies = TrustedProxies(["10.0.0.0/8"])
+    chain = b", ".join([b"192.0.2.7"] * 100)
+    assert proxies.client("10.0.0.1", chain) == "192.0.2.7"
+    assert proxies.client("10.0.0.1", b"192.0.2.7") == "192.0.2.7"
+    assert proxies._remembered_client.cache_info().currsize == 1
+
+
 def test_unix_socket_peer_is_a_proxy_only_if_trusted():
     chain = CLIENT.encode()
     assert PROXIES.client("user 33", chain) == "user 33"
