@@ -336,7 +336,10 @@ class SqliteChangelog:
             path = self.path(TopicPartition(topic, partition))
             if not os.path.exists(path):
                 log.error("the log %s of partition %d was missing; it was recreated, empty", path, partition)
-                sqlite_partition.create(path, sqlite_partition.new_identity())
+            elif os.path.getsize(path):
+                continue
+            # Of one that was being recreated when that was interrupted, an empty file is left.
+            sqlite_partition.create(path, sqlite_partition.new_identity())
 
     def _directory_id(self) -> str:
         path = self.directory / sqlite_partition.DIRECTORY_ID_FILE

@@ -118,6 +118,17 @@ def test_a_topic_that_is_there_is_kept(changelog: SqliteChangelog) -> None:
     assert changelog.end_offsets([ZERO]) == {ZERO: 1}
 
 
+def test_a_partition_whose_recreation_was_interrupted_is_completed(changelog: SqliteChangelog) -> None:
+    """An empty file was left of it."""
+    path = changelog.path(ZERO)
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    sqlite_partition.create_private(path)
+    changelog.ensure_topic("t", 2)
+    append(changelog, ZERO, "a=1", 0)
+    assert changelog.end_offsets([ZERO]) == {ZERO: 1}
+
+
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_partition_count_mismatch_names_topic_and_remedy(changelog: SqliteChangelog, partitions: int) -> None:
     with pytest.raises(PartitionCountMismatch, match=r"'t'.* has 2 partitions") as caught:
