@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 
@@ -13,3 +14,17 @@ def boot_ms() -> float:
 def epoch_ms() -> float:
     """Milliseconds since 1970 by the wall clock."""
     return time.time() * 1000.0
+
+
+_largest_offset_ms = -math.inf
+
+
+def latest_epoch_ms() -> float:
+    """The wall clock as it would be if it had never been set back since this process first asked.
+
+    A moment that was noted by the clock before is then never taken for a younger one.
+    """
+    global _largest_offset_ms
+    now_boot_ms = boot_ms()
+    _largest_offset_ms = max(_largest_offset_ms, epoch_ms() - now_boot_ms)
+    return now_boot_ms + _largest_offset_ms

@@ -10,13 +10,14 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from forebay.errors import ConfigurationError, StateDirectoryLocked
 from forebay.task_ids import TaskId
 from forebay_worker.state import layout
+from forebay_worker.state.fsync import write_durably
 
 log = logging.getLogger(__name__)
 
@@ -102,11 +103,11 @@ class StateDirectory:
         found = [(layout.parse_set_aside(path.name), path) for path in paths]
         return [(*what, path) for what, path in found if what is not None]
 
-    def discard_set_aside(self, store: str, partition: int) -> None:
-        """Delete what was set aside for a store's partition, under any ordinal and by any process; raises
-        ``OSError``."""
+    def discard_set_aside(self, store: str, partition: int, but: Collection[Path] = ()) -> None:
+        """Delete what was set aside for a store's partition, under any ordinal and by any process, but some of it;
+        raises ``OSError``."""
         for task, name, path in self.set_asides():
-            if (name, task.partition) == (store, partition):
+            if (name, task.partition) == (store, partition) and path not in but:
                 _delete(path)
 
     def delete_store(self, task: TaskId, store: str) -> None:
@@ -137,7 +138,7 @@ class StateDirectory:
         incarnation = max(now_epoch_ms, before + 1 if type(before) is int else 0)
         # A full disk must not prevent serving what is on it.
         with contextlib.suppress(OSError):
-            self.write_document(_PROCESS, {"process_id": self.process_id, "incarnation": incarnation})
+            self._write_process({"process_id": self.process_id, "incarnation": incarnation})
         return incarnation
 
     def document(self, name: str) -> dict[str, Any]:
@@ -149,7 +150,7 @@ class StateDirectory:
         return document if isinstance(document, dict) else {}
 
     def write_document(self, name: str, document: dict[str, Any]) -> None:
-        """Replace it as a whole; raises ``OSError``."""
+        """Replace it as a whole, though not durably; raises ``OSError``."""
         path = self.path / name
         draft = path.with_suffix(".tmp")
         draft.write_text(json.dumps(document))
@@ -160,8 +161,12 @@ class StateDirectory:
         if isinstance(known, str) and known:
             return known
         process_id = str(uuid.uuid4())
-        self.write_document(_PROCESS, {"process_id": process_id})
+        self._write_process({"process_id": process_id})
         return process_id
+
+    def _write_process(self, document: dict[str, Any]) -> None:
+        """After a power failure, too, this is the process that the group knew."""
+        write_durably(self.path / _PROCESS, json.dumps(document))
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigurationError:

@@ -316,6 +316,9 @@ class Applier:
             replica.failure = str(error) or repr(error)
             self._suspend(replica)
         else:
+            if committed.position != replica.view.recent_changes.end:
+                # What the disk had refused was written after all, and nobody was told of its keys.
+                resume(replica, committed)
             self._assign(replica, committed)
 
     def _suspend(self, replica: Replica) -> None:

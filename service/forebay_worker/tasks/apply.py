@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forebay.changelog import Batch
-from forebay.clock import boot_ms, epoch_ms
+from forebay.clock import boot_ms, epoch_ms, latest_epoch_ms
 from forebay.lag import EndOffset, Progress
 from forebay.state_store import CommittedOffset
 from forebay_worker.tasks.expiry import swept_to_ms
@@ -23,7 +23,7 @@ def resume(replica: Replica, committed: CommittedOffset) -> None:
     replica.learn_partitions(committed.partitions_found)
     replica.ends.clear()
     replica.view.recent_changes.restart(committed.position)
-    progress = progress_at_open(committed, boot_ms(), epoch_ms())
+    progress = progress_at_open(committed, boot_ms(), latest_epoch_ms())
     replica.last_checkpoint_boot_ms = progress.end_reached_boot_ms or 0.0
     replica.publish(
         progress=progress,

@@ -78,7 +78,8 @@ class Expiry:
         for key in expired:
             store.delete(key)
         if expired:
-            if replica.view.swept_to_ms is None or replica.view.swept_to_ms < at.oldest_ms:
+            swept_before_ms = swept_to_ms(store)
+            if swept_before_ms is None or swept_before_ms < at.oldest_ms:
                 # With a longer retention, it is still to be known that there was more.
                 store.put(_SWEPT_KEY, b"%d" % at.oldest_ms)
                 replica.publish(swept_to_ms=at.oldest_ms)

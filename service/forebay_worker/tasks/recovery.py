@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from forebay.changelog import Changelog
 from forebay.clock import boot_ms
@@ -285,7 +286,7 @@ class Recovery:
     def _serve_set_aside(self, replica: Replica, former: Replica) -> bool:
         """Set a replica's store aside and serve it from there; returns whether that was possible."""
         try:
-            path = self._directory.set_aside(replica.task, replica.spec.name)
+            path = self._set_aside(replica)
         except OSError as error:
             log.warning("%s cannot be set aside yet: %s", replica.topic_partition, error)
             return False
@@ -297,6 +298,19 @@ class Recovery:
             replica.serve_predecessor(former)
         return True
 
+    def _set_aside(self, replica: Replica) -> Path:
+        """Set a replica's store aside, and delete what was set aside of it before unless it is served."""
+        spec, task = replica.spec, replica.task
+        path = self._directory.set_aside(task, spec.name)
+        kept = [path]
+        if replica.predecessor is not None and isinstance(replica.predecessor.view.store, RocksDbStore):
+            kept.append(replica.predecessor.view.store.path)
+        try:
+            self._directory.discard_set_aside(spec.name, task.partition, kept)
+        except OSError as error:
+            log.warning("what was set aside of %s before could not be deleted: %s", replica.topic_partition, error)
+        return path
+
     def _begin_anew(self, replica: Replica) -> None:
         """Open an empty store in the place of one that was closed; failures are retried.
 
@@ -306,7 +320,7 @@ class Recovery:
             if replica.in_place:
                 # Its directory may be what was lost.
                 with contextlib.suppress(FileNotFoundError):
-                    self._directory.set_aside(replica.task, replica.spec.name)
+                    self._set_aside(replica)
                 replica.in_place = False
             opened = self._opener.open(replica.task, replica.spec)
         except Exception as error:

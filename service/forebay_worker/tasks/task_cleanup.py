@@ -43,9 +43,11 @@ class TaskCleanup:
         recorded, now = self._directory.document(_FILE).get("released"), epoch_ms()
         for row in recorded if isinstance(recorded, list) else ():
             try:
-                ordinal, partition, stray, since = row
+                ordinal, partition, stray, since, *stores = row
                 released = _ReleasedTask(TaskId(int(ordinal), int(partition)), str(stray))
-                self._since_epoch_ms[released] = min(now, float(since))
+                # With another topology, other stores may have been moved there.
+                if not stores or stores == [self._stores(released)]:
+                    self._since_epoch_ms[released] = min(now, float(since))
             except (TypeError, ValueError):
                 log.warning("%r in %s is ignored: it is no release", row, _FILE)
         left = {_ReleasedTask(*stray) for stray in strays}
@@ -67,7 +69,10 @@ class TaskCleanup:
         """Record the moments for the next start, if any changed."""
         if self._since_epoch_ms == self._saved:
             return
-        rows = [[*item.task, item.stray, since] for item, since in sorted(self._since_epoch_ms.items())]
+        rows = [
+            [*item.task, item.stray, since, self._stores(item)]
+            for item, since in sorted(self._since_epoch_ms.items())
+        ]
         try:
             self._directory.write_document(_FILE, {"released": rows})
         except OSError as error:
@@ -88,13 +93,16 @@ class TaskCleanup:
         if due:
             self.save()
 
+    def _stores(self, item: _ReleasedTask) -> list[str]:
+        """The stores of a task, or the one that the topology has no place for."""
+        return [item.stray] if item.stray else [spec.name for spec in self._topology.stores_of(item.task)]
+
     def _delete(self, item: _ReleasedTask, now_epoch_ms: float) -> None:
         task, stray = item
         if not stray:
             self._on_disk.drop(task)
-        stores = [stray] if stray else [spec.name for spec in self._topology.stores_of(task)]
         try:
-            for store in stores:
+            for store in self._stores(item):
                 self._directory.delete_store(task, store)
                 self._directory.discard_set_aside(store, task.partition)
         except OSError as error:

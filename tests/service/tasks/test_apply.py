@@ -7,12 +7,13 @@ import pytest
 
 from forebay.changelog import Batch, Heartbeat
 from forebay.changelog.heartbeat_keys import heartbeat_key
-from forebay.clock import boot_ms
+from forebay.clock import boot_ms, epoch_ms
 from forebay.lag import EndOffset, lag_of
+from forebay.state_store import CommittedOffset
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.tasks.apply import apply_batch, checkpoint_caught_up
+from forebay_worker.tasks.apply import apply_batch, checkpoint_caught_up, resume
 from forebay_worker.tasks.replica import Replica
 
 TP = TopicPartition("log", 0)
@@ -80,6 +81,18 @@ def test_stream_time_is_the_largest_window_end():
     assert replica.view.stream_time_ms == 91_000
     apply_batch(replica, batch(4, records[0]))
     assert replica.view.stream_time_ms == 91_000
+
+
+def test_a_clock_that_is_set_back_makes_no_replica_look_younger(monkeypatch):
+    """A replica that is followed again counts from stored moments, which are of the wall clock."""
+    replica = Replica.opened(SPEC, TaskId(0, 0), MemoryStore("s"))
+    resume(replica, CommittedOffset(0))
+    stored = epoch_ms() - 60_000
+    committed = CommittedOffset(1, 1, restored=True, last_caught_up_epoch_ms=stored, end_reached_epoch_ms=stored)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 50)
+    resume(replica, committed)
+    assert lag_of(replica.view.progress, boot_ms()).time_lag_ms >= 60_000
 
 
 def test_an_idle_log_advances_the_stored_moment():

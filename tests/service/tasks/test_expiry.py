@@ -15,7 +15,7 @@ from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.apply import resume
-from forebay_worker.tasks.expiry import Expiry
+from forebay_worker.tasks.expiry import Expiry, swept_to_ms
 from forebay_worker.tasks.replica import Replica
 
 RETENTION_MS = 1_000
@@ -98,6 +98,27 @@ def test_a_rebuilt_store_is_swept_by_its_own_stream_time(in_the_middle):
             assert expiry.sweep(replica) == 0
         add_windows(replica, 1_500)
         assert sum(expiry.sweep(replica) for _ in range(5)) == 6
+
+
+def test_what_a_refused_commit_was_to_record_is_recorded_later():
+    """Up to when entries were deleted is known to a restart, too."""
+    tp = TopicPartition("t", 0)
+    replica = Replica.opened(WINDOWS, TaskId(0, 0), MemoryStore("s"))
+    store = replica.view.store
+    for at_ms in (1_000, 5_000_000):
+        store.put(WINDOWS.stored_keys.stored(b"a", at_ms), b"1")
+    store.commit({tp: CommittedOffset(2, 2, stream_time_ms=5_000_000)})
+    resume(replica, store.committed_offset(tp))
+    expiry, put = Expiry(), store.put
+    store.put = lambda key, value: None
+    assert expiry.sweep(replica) == 1
+    assert replica.view.swept_to_ms is not None
+    assert swept_to_ms(store) is None
+    store.put = put
+    store.put(WINDOWS.stored_keys.stored(b"a", 1_000), b"1")
+    store.commit({})
+    assert Expiry().sweep(replica) == 1
+    assert swept_to_ms(store) == replica.view.swept_to_ms
 
 
 @pytest.mark.parametrize("spec", [VERSIONS, WINDOWS], ids=["versions", "windows"])

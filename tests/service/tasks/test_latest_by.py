@@ -81,6 +81,7 @@ class Log:
                 "DELETE FROM log WHERE offset NOT IN (SELECT max(offset) FROM log GROUP BY key) "
                 "AND offset < (SELECT max(offset) FROM log)"
             )
+            connection.execute("UPDATE state SET removed_to = next_offset")
 
     def latest(self, position: int) -> dict[bytes, bytes]:
         """What the records below a position make: the highest order of each key counts, of equals the last."""

@@ -1,6 +1,7 @@
 """The tasks that a worker holds, and its report of its disk, from start to stop."""
 
 import errno
+import json
 import logging
 import subprocess
 import sys
@@ -283,6 +284,23 @@ def test_state_held_until_the_end_is_not_deleted_at_the_start(tmp_path, changelo
         manager.hold(TASKS[:1], ())
         wait_until(lambda: manager.matches_assignment, "the assignment")
         assert len(list((tmp_path / "state" / "app").glob("0_*"))) == PARTITIONS
+
+
+def test_a_release_does_not_count_for_stores_that_were_moved_there(tmp_path, monkeypatch):
+    """With another order of sub-topologies, another store lies in the task's directory."""
+    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.epoch_ms", lambda: 1_000_000.0)
+    directory = StateDirectory(tmp_path / "state", "app")
+    state = directory.store_path(TASKS[0], "a")
+    state.mkdir(parents=True)
+    for stores, kept in ((["a"], False), (["b"], True)):
+        state.mkdir(parents=True, exist_ok=True)
+        row = [*TASKS[0], "", 0.0, stores]
+        (directory.path / "released.json").write_text(json.dumps({"released": [row]}))
+        cleanup = TaskCleanup(directory, TOPOLOGY, OffsetCache(), 600_000)
+        cleanup.load(TASKS[:1], ())
+        cleanup.delete_due(())
+        assert state.exists() is kept
+    directory.close()
 
 
 def test_store_outside_the_topology_is_deleted_when_due(tmp_path, changelog, monkeypatch, caplog):

@@ -19,6 +19,8 @@ from forebay.task_ids import TopicPartition
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.store_factory import OpenedStore, StoreFactory
 from forebay_worker.tasks import bulk_restore, restoration
+from forebay_worker.tasks.events import StoreDamaged
+from forebay_worker.tasks.recovery import Recovery
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.restoration import Restoration
 from tests.support.cluster import wait_until
@@ -53,6 +55,23 @@ def test_set_aside_store_is_kept_until_the_rebuild_is_done(tmp_path, changelog):
         SlowOpener.let_all()
         wait_until(lambda: [path.exists() for path in asides] == [False, False, True], "the rebuild is done")
         assert manager.replicas["a", 0].view.restored
+
+
+def test_rebuilds_that_are_not_done_leave_no_pile_of_copies(tmp_path, changelog, monkeypatch):
+    """A disk that fails again and again must not be filled with what nobody reads."""
+    fill(tmp_path, changelog)
+    with started(tmp_path, changelog, StoreFactory) as manager:
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: manager.replicas and manager.replicas["a", 0].view.restored, "the restore")
+        replica, asides = manager.replicas["a", 0], tmp_path / "state" / "app" / ".set-aside"
+        # No rebuild comes to its end.
+        monkeypatch.setattr(Recovery, "_finish_rebuild", lambda self, replica: None)
+        for number in range(4):
+            store = replica.view.store
+            manager.applier.post(StoreDamaged(replica, f"damage {number}", store))
+            wait_until(lambda store=store: replica.view.store is not store, "the rebuild's begin")
+        # The last one, and the one that serves meanwhile.
+        assert 1 <= len(list(asides.iterdir())) <= 2
 
 
 def test_lagging_replica_that_missed_tombstones_is_rebuilt(tmp_path, changelog, monkeypatch):
@@ -447,6 +466,35 @@ def test_a_store_that_is_lost_while_it_is_open_is_rebuilt(tmp_path, changelog, m
         wait_until(lambda: applied(manager).get(TASKS[0]) == 2, "the rebuild")
         store = manager.replicas["a", 0].view.store
         assert (store.get(USER_TAG + b'"new"'), store.get(USER_TAG + b"k")) == (b"1", b"1")
+
+
+def test_what_was_written_though_it_was_refused_is_known_to_followers(tmp_path, changelog):
+    """They are reset, since nobody noted the keys."""
+    fill(tmp_path, changelog)
+    with started(tmp_path, changelog, StoreFactory) as manager:
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: manager.replicas and manager.replicas["a", 0].view.restored, "the restore")
+        replica = manager.replicas["a", 0]
+        store, before = replica.view.store, replica.view.recent_changes.reached
+        database, refusals = store._db, iter([True])
+
+        class Refusing:
+            """The database, which reports a failure of its next write."""
+
+            def __getattr__(self, name):
+                return getattr(database, name)
+
+            def write(self, batch):
+                database.write(batch)
+                if next(refusals, False):
+                    raise Exception("IO error: While appending to file: 000004.log: Input/output error")
+
+        store._db = Refusing()
+        append(changelog, 0, 7, [(b"refused", b"1", 0)])
+        end = changelog.end_offsets([replica.topic_partition])[replica.topic_partition]
+        wait_until(lambda: replica.view.progress.position == end and replica.failure is None, "its application")
+        missed = replica.view.recent_changes.since(*before)
+        assert missed is None or any(b"refused" in key for batch in missed.batches for key in batch.keys)
 
 
 def test_what_was_polled_and_not_applied_is_polled_again(tmp_path, changelog, monkeypatch):
