@@ -55,6 +55,8 @@ class _AssignedPartition:
     beginning: int | None = None
     newest_epoch_ms: int = 0
     """The largest record timestamp read: compaction never touched what follows a young record."""
+    leader_epoch: int = -1
+    """The newest of a leader that is known; one that it has replaced may still answer with its old end."""
     lost: bool = False
     """The position is not in the log."""
     truncated: bool = False
@@ -78,6 +80,14 @@ class _AssignedPartition:
     def forget_ends(self) -> None:
         """Expect the log anywhere."""
         self.end = self.stable = self.written = self.beginning = None
+        self.leader_epoch = -1
+
+    def is_of_leader(self, found: Any) -> bool:
+        """Whether an answer about offsets is not of a leader that was replaced."""
+        epoch: int = -1 if found.leader_epoch is None else found.leader_epoch
+        is_older = 0 <= epoch < self.leader_epoch
+        self.leader_epoch = max(self.leader_epoch, epoch)
+        return not is_older
 
 
 class KafkaConsumer:
@@ -231,6 +241,7 @@ class KafkaConsumer:
         if after != before:
             assigned.position, assigned.since_boot_ms = after, boot_ms()
             assigned.newest_epoch_ms = max(assigned.newest_epoch_ms, fetched.newest_epoch_ms)
+            assigned.leader_epoch = max(assigned.leader_epoch, fetched.leader_epoch)
         end = assigned.end
         if end.sent_boot_ms < assigned.since_boot_ms:
             end = end.at_least(after)
@@ -261,7 +272,9 @@ class KafkaConsumer:
         for ends in (self._ends, self._first_ends):
             for (tp, isolation_level), found in ends.answers():
                 assigned = self._assigned.get(tp)
-                if assigned is not None and found.offset >= 0 and _counts(ends, assigned, assigned.end):
+                if assigned is None or found.offset < 0 or not _counts(ends, assigned, assigned.end):
+                    continue
+                if assigned.is_of_leader(found):
                     answer = EndOffset(found.offset, ends.sent_boot_ms)
                     if isolation_level is IsolationLevel.READ_COMMITTED:
                         assigned.stable = answer
@@ -283,6 +296,10 @@ class KafkaConsumer:
         changed, replaced = self._states.take_answers()
         self._news.update(tp for tp in self._assigned if tp.topic in changed)
         self._renewal_due |= bool(replaced)
+        for tp, assigned in self._assigned.items():
+            if tp.topic in replaced:
+                # A recreated topic begins with epoch 0.
+                assigned.leader_epoch = -1
         if self._renewal_due:
             self._renew_fetcher()
 

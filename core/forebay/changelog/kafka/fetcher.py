@@ -27,6 +27,8 @@ class Fetched(NamedTuple):
     """Why a request failed."""
     lasting: bool = False
     """Whether such errors do not go away by themselves."""
+    leader_epoch: int = -1
+    """That of the leader that appended the last record, -1 if unknown."""
 
 
 class Fetcher(Protocol):

@@ -119,7 +119,14 @@ def _fetched(messages: list[Any]) -> Fetched:
         else record_with_headers(m.offset(), m.key(), m.value(), m.timestamp()[1], m.headers())
         for m in messages
     ]
-    return Fetched(records, records[-1][0] + 1, newest_epoch_ms=messages[-1].timestamp()[1])
+    last = messages[-1]
+    epoch = last.leader_epoch()
+    return Fetched(
+        records,
+        records[-1][0] + 1,
+        newest_epoch_ms=last.timestamp()[1],
+        leader_epoch=-1 if epoch is None else epoch,
+    )
 
 
 def _after(fetched: Fetched, event: Message) -> Fetched:
