@@ -15,6 +15,12 @@ class Found(NamedTuple):
 
 FOUND = (
     Found(
+        "What had left its bounds was read again from a standby at their edge, so a list was refused that the active "
+        "could have answered.",
+        "`scripts/chaos --minutes 17 --seed 79 --log kafka`",
+        "0d11ffc",
+    ),
+    Found(
         "A batch that was applied while a page of a store's changes was read was left out of that page and of the "
         "next, so followers never saw its changes.",
         "`scripts/chaos --minutes 19 --seed 78 --log kafka --brokers 3`",
