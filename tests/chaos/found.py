@@ -15,8 +15,8 @@ class Found(NamedTuple):
 
 FOUND = (
     Found(
-        "What had left its bounds was read again from a standby at their edge, so a list was refused that the active "
-        "could have answered.",
+        "What had left its bounds was read again from a standby at their edge, so a list was refused that the "
+        "active could have answered.",
         "`scripts/chaos --minutes 17 --seed 79 --log kafka`",
         "0d11ffc",
     ),
