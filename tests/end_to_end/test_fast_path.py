@@ -416,8 +416,9 @@ def test_delayed_answer_states_its_age_at_sending(tmp_path):
         # The fast path takes reads once all connections to a worker are open.
         exchange(router, b"".join(map(request, of.values())) * 20, 40)
         cluster.kill(hangs, signal.SIGSTOP)
-        sent = [f"{of[hangs]}?timeout_ms=1000", f"{of[well]}?max_time_lag_ms=200", of[well]]
-        none, refused, late = exchange(router, b"".join(map(request, sent)), 3)
+        # Small answers come first, after which more is asked for at once.
+        sent = [of[well]] * 7 + [f"{of[hangs]}?timeout_ms=1000", f"{of[well]}?max_time_lag_ms=200", of[well]]
+        *_, none, refused, late = exchange(router, b"".join(map(request, sent)), len(sent))
         cluster.kill(hangs, signal.SIGCONT)
         assert none.startswith(b"HTTP/1.1 504 ")
         assert refused.startswith(b"HTTP/1.1 412 ")
