@@ -155,8 +155,10 @@ def test_a_connection_that_begins_as_it_must_not_is_closed(proxied, source, sent
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(4096) == b""
     assert proxied.failures(reason) == before + 1
+    line = f"a connection from {source} was closed"
+    wait_until(lambda: line in proxied.cluster.logs(), "the log line")
     # Once, however many follow.
-    assert proxied.cluster.logs().count(f"a connection from {source} was closed") == 1
+    assert proxied.cluster.logs().count(line) == 1
 
 
 def test_half_a_proxy_header_does_not_hold_a_place(proxied):
