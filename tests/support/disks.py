@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOM_BYTES = 128 << 20
+_UNUSED_WITHIN_S = 30
 
 
 class CannotMount(Exception):
@@ -49,7 +51,11 @@ class FailingDisk:
 
     def mend(self) -> None:
         """Make it writable again, as its administrator does once nobody uses it."""
-        subprocess.run(["umount", str(self.path)], check=True)
+        deadline = time.monotonic() + _UNUSED_WITHIN_S
+        # The processes that a killed one had started may take a moment to end.
+        while subprocess.run(["umount", str(self.path)], capture_output=True, check=False).returncode:
+            assert time.monotonic() < deadline, f"{self.path} is in use"
+            time.sleep(0.05)
         # It ends with 1 if it has mended something.
         subprocess.run(["e2fsck", "-p", str(self._image)], capture_output=True, check=False)
         self._mount()
