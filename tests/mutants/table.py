@@ -2154,6 +2154,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("core/client/test_bounded_body.py::test_a_read_ends_in_time_though_its_answer_goes_on_arriving",),
     ),
     Mutant(
+        "written-ahead-left",
+        "nothing is left of a restore that was cancelled",
+        "forebay_worker.tasks.bulk_restore:BulkRestore._run",
+        "self._delete_files(restoration)",
+        "pass",
+        ("service/tasks/test_bulk_restore.py::test_nothing_that_was_written_ahead_is_left_of_a_cancelled_restore",),
+    ),
+    Mutant(
         "hole-taken-for-compaction",
         "what a damaged SQLite log lacks is not taken for compacted",
         "forebay.changelog.sqlite.consumer:SqliteConsumer._read",

@@ -153,9 +153,10 @@ class BulkRestore:
             else:
                 restored = self._restored(child, restoration)
                 if not restored:
-                    # Anything it may still report belongs to a finished job.
+                    # Anything it may still report belongs to a finished job, and so does what it wrote ahead.
                     self._end(child)
                     child = None
+                    self._delete_files(restoration)
             if restored or restoration.given_up:
                 self._post(RestoreEnded(restoration))
                 continue
@@ -165,6 +166,11 @@ class BulkRestore:
                     self._waiting.append(restoration)
         if child is not None:
             self._end(child)
+
+    def _delete_files(self, restoration: Restoration) -> None:
+        for path in self._scratch.glob(f"{restoration.number}-*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def _end(self, child: subprocess.Popen[str]) -> None:
         child.kill()

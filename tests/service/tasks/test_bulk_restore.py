@@ -189,6 +189,20 @@ def test_a_cancelled_restore_leaves_the_store_as_it_is(changelog, tmp_path):
     other.close()
 
 
+def test_nothing_that_was_written_ahead_is_left_of_a_cancelled_restore(changelog, tmp_path, monkeypatch):
+    """A task may be released and taken again many times before the worker ends."""
+    monkeypatch.setattr(bulk_restore, "MOST_BYTES_IN_MEMORY", 128 << 10)
+    restore, scratch = Restore(changelog, tmp_path), tmp_path / "scratch"
+    with restore._lock:
+        restore.bulk.submit(restore.replica)
+        # The first file waits, while others are written.
+        wait_until(lambda: scratch.exists() and len(list(scratch.iterdir())) > 1, "files written ahead")
+        restore.bulk.cancel(restore.replica)
+    wait_until(lambda: not list(scratch.iterdir()), "their deletion")
+    assert not restore.bulk._children
+    restore.close()
+
+
 def test_a_late_file_of_a_cancelled_restore_blames_nobody(changelog, tmp_path, monkeypatch):
     """Its replica may be another's by now, or be rebuilt, and is not to report what the file met."""
     restore = Restore(changelog, tmp_path)
