@@ -49,8 +49,8 @@ _NOT_TESTED = """\
 * Loss and reordering of packets: this kernel has no netem. The proxies cut, delay and hold what passes between
   clients or routers and workers, and between workers and brokers. Brokers are not cut off from each other.
 * The loss of records that an unclean election causes, and that of most brokers: one of three is broken at a time.
-* Who answers while a broker's answers are delayed. Compaction follows the writer within seconds here, so replicas that
-  read late cannot prove that a key is missing, and say so.
+* Who answers while a broker's answers are delayed. Compaction follows the writer within seconds here, so replicas
+  that read late cannot prove that a key is missing, and say so.
 * On Kafka, a worker's clock that is set back: [Clocks](capacity.md#clocks) says what it must be. Other processes'
   clocks are right.
 * Faults of the machine itself: all processes ran on one, and its page cache survived every kill. A disk that turns

@@ -2159,7 +2159,9 @@ MUTANTS: tuple[Mutant, ...] = (
         "forebay_worker.tasks.bulk_restore:BulkRestore._run",
         "self._delete_files(restoration)",
         "pass",
-        ("service/tasks/test_bulk_restore.py::test_nothing_that_was_written_ahead_is_left_of_a_cancelled_restore",),
+        (
+            "service/tasks/test_bulk_restore.py::test_nothing_that_was_written_ahead_is_left_of_a_cancelled_restore",
+        ),
     ),
     Mutant(
         "hole-taken-for-compaction",
