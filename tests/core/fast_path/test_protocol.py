@@ -228,7 +228,7 @@ async def test_pending_large_answers_wait_for_a_slow_peer():
     assert len(requested) == 2
 
 
-async def test_more_is_asked_for_at_once_while_answers_are_small():
+async def test_more_is_read_at_once_while_answers_are_small():
     requested: list[PendingResponse] = []
 
     def handler(segment, protocol):

@@ -83,7 +83,7 @@ def test_stream_time_is_the_largest_window_end():
     assert replica.view.stream_time_ms == 91_000
 
 
-def test_a_clock_that_is_set_back_makes_no_replica_look_younger(monkeypatch):
+def test_a_clock_that_is_set_back_makes_no_replica_younger(monkeypatch):
     """A replica that is followed again counts from stored moments, which are of the wall clock."""
     replica = Replica.opened(SPEC, TaskId(0, 0), MemoryStore("s"))
     resume(replica, CommittedOffset(0))
