@@ -443,6 +443,12 @@ def test_wait_ms_extends_the_calls_deadline(cluster, connect):
             assert call.result().value == 2
 
 
+def late_host(client: Any) -> str:
+    """Which host did not answer a read in time; on a busy machine that may be the router."""
+    late = raised(errors.DeadlineExceeded, lambda: client.get("counts", "a", timeout_ms=300))
+    return str(late.members["attempts"][0]["host"])
+
+
 def test_unresponsive_servers_exceed_the_deadline(cluster, connect):
     """The problem lists the worker or the router that did not answer."""
     cluster.put("counts", {b"a": b"1"})
@@ -452,10 +458,8 @@ def test_unresponsive_servers_exceed_the_deadline(cluster, connect):
     with connect(router) as through_router, connect(worker) as direct:
         assert through_router.get("counts", "a").value == direct.get("counts", "a").value == 1
         cluster.kill(worker, signal.SIGSTOP)
-        late = raised(errors.DeadlineExceeded, lambda: through_router.get("counts", "a", timeout_ms=300))
-        assert late.members["attempts"][0]["host"] == worker
-        late = raised(errors.DeadlineExceeded, lambda: direct.get("counts", "a", timeout_ms=300))
-        assert late.members["attempts"][0]["host"] == f"http://{worker}"
+        wait_until(lambda: late_host(through_router) == worker, "the router's own answer")
+        assert late_host(direct) == f"http://{worker}"
 
 
 @pytest.mark.parametrize("kind", Problem.__subclasses__(), ids=lambda kind: kind.__name__)
