@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 
 from forebay.clock import boot_ms
 from forebay.errors import Unauthenticated
 from forebay.reloaded_file import ReloadedFile
+from forebay.remembered import remembered
 
 LEAST_TOKEN_CHARACTERS = 16
 """Of a token in a file: shorter ones are words, or can be tried one after the other."""
@@ -34,19 +34,19 @@ def bearer(token: str) -> str:
     return f"Bearer {token}"
 
 
-def holder_of(authorization: bytes) -> bytes:
-    """Whom a request's ``Authorization`` names: the same for every spelling of one token, and for its tickets."""
-    if len(authorization) > _MOST_REMEMBERED_BYTES:
-        return _holder_of(authorization)
-    return _remembered_holder_of(authorization)
+def _token_of(authorization: bytes) -> bytes | None:
+    """A request's token, None if it has another scheme or none."""
+    scheme, _, token = authorization.partition(b" ")
+    return token.strip(b" ") if scheme.lower() == b"bearer" else None
 
 
 def _holder_of(authorization: bytes) -> bytes:
-    scheme, _, token = authorization.partition(b" ")
-    return hashlib.sha256(token.strip(b" ") if scheme.lower() == b"bearer" else authorization).digest()
+    token = _token_of(authorization)
+    return hashlib.sha256(authorization if token is None else token).digest()
 
 
-_remembered_holder_of = lru_cache(_MOST_REMEMBERED)(_holder_of)
+holder_of = remembered(_holder_of, _MOST_REMEMBERED, _MOST_REMEMBERED_BYTES)
+"""Whom a request's ``Authorization`` names: the same for every spelling of one token, and for its tickets."""
 
 
 class TokensFile:
@@ -81,10 +81,9 @@ class TokensFile:
 
     def digest_of(self, authorization: bytes) -> bytes:
         """The SHA-256 of a request's token; raises ``Unauthenticated`` unless it is one of the file's."""
-        scheme, _, token = authorization.partition(b" ")
-        if scheme.lower() != b"bearer":
+        token = _token_of(authorization)
+        if token is None:
             raise Unauthenticated("The request has no token; send the header Authorization: Bearer TOKEN.")
-        token = token.strip(b" ")
         digest = hashlib.sha256(token).digest()
         if not token or digest not in self._digests:
             raise Unauthenticated("The request's token is not known here.")

@@ -13,7 +13,6 @@ import json
 import re
 import struct
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
@@ -21,6 +20,7 @@ import rfc8785
 
 from forebay.errors import BadKey
 from forebay.json_text import all_json, json_fault
+from forebay.remembered import remembered
 
 TOTAL_KEYS = {"string": "all", "json": "[]"}
 """By key codec, the key of a value that has no key column, such as a total."""
@@ -437,7 +437,6 @@ _MOST_REMEMBERED_BYTES = 128
 T = TypeVar("T")
 
 
-def remembered(work_out: Callable[[bytes], T], stores: int) -> Callable[[bytes], T]:
+def of_one_store(work_out: Callable[[bytes], T], stores: int) -> Callable[[bytes], T]:
     """The function of a segment, with its recent results kept: that of one store, which is one of so many."""
-    recent = lru_cache(maxsize=max(_LEAST_REMEMBERED, _MOST_REMEMBERED // stores))(work_out)
-    return lambda segment: (recent if len(segment) <= _MOST_REMEMBERED_BYTES else work_out)(segment)
+    return remembered(work_out, max(_LEAST_REMEMBERED, _MOST_REMEMBERED // stores), _MOST_REMEMBERED_BYTES)

@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from tests.support.disks import CannotMount, FailingDisk, fill
+from tests.support.disks import CannotMount, FailingDisk, fill, filler_of
 
 
 class Disk:
@@ -14,20 +14,17 @@ class Disk:
 
     def __init__(self, path: Path) -> None:
         self._failing = FailingDisk(path)
-        self._filler: Path | None = None
         self.path = path
 
     def fill(self) -> None:
         """Leave no room."""
         with contextlib.suppress(OSError):
-            self._filler = fill(self.path)
+            fill(self.path)
 
     def free(self) -> None:
         """Leave room again."""
-        if self._filler is not None:
-            with contextlib.suppress(OSError):
-                self._filler.unlink(missing_ok=True)
-            self._filler = None
+        with contextlib.suppress(OSError):
+            filler_of(self.path).unlink(missing_ok=True)
 
     def turn_read_only(self) -> None:
         """Have it meet an error, unless it has met one."""
@@ -38,8 +35,7 @@ class Disk:
         """Have it writable, once nobody uses it."""
         if self._failing.is_read_only:
             self._failing.mend()
-            self._filler = None
-            (self.path / "filler").unlink(missing_ok=True)
+            self.free()
 
     def close(self) -> None:
         """Take it away."""

@@ -2362,9 +2362,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "stranger-forwards",
         "only proxies that are trusted say whose a request is",
-        "forebay.rest.forwarding:TrustedProxies._client",
-        "if not self.trusts(peer):",
-        "if False:",
+        "forebay.rest.forwarding:TrustedProxies.client",
+        "if self.trusts(peer) else peer",
+        "",
         ("core/rest/test_forwarding.py::test_who_is_no_proxy_cannot_pass_for_another",),
     ),
     Mutant(

@@ -89,9 +89,14 @@ def failing_disk(path: Path) -> Iterator[FailingDisk]:
         disk.close()
 
 
+def filler_of(disk: Path) -> Path:
+    """The file that fills it."""
+    return disk / "filler"
+
+
 def fill(disk: Path) -> Path:
     """Fill a disk with one file; returns it."""
-    filler = disk / "filler"
+    filler = filler_of(disk)
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(b"x" * 4096)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 
 from forebay.networks import Networks
+from forebay.remembered import remembered
 
 UNIX = "unix"
 """In place of a network: whoever may connect to the Unix sockets."""
@@ -43,7 +43,7 @@ class TrustedProxies:
         self._networks = Networks("trusted_proxies", [item for item in items if item != UNIX])
         self._trusts_unix = UNIX in items
         self.any = bool(items)
-        self._remembered_client = lru_cache(maxsize=_MOST_REMEMBERED)(self._client)
+        self._last_stranger = remembered(self._find_last_stranger, _MOST_REMEMBERED, _MOST_REMEMBERED_BYTES)
 
     def trusts(self, peer: str) -> bool:
         """Whether a peer, an address or ``user`` and its number, is one of the proxies."""
@@ -55,12 +55,11 @@ class TrustedProxies:
         That is the last one that is no trusted proxy. Those before it are what that client wrote. Without such a
         host, or if it is no address, it is the peer.
         """
-        return (self._client if len(chain) > _MOST_REMEMBERED_BYTES else self._remembered_client)(peer, chain)
+        return (self._last_stranger(chain) or peer) if self.trusts(peer) else peer
 
-    def _client(self, peer: str, chain: bytes) -> str:
-        if not self.trusts(peer):
-            return peer
-        client = peer
+    def _find_last_stranger(self, chain: bytes) -> str:
+        """The last address that is no trusted proxy, else the first of the proxies; empty without any address."""
+        client = ""
         for host in reversed(chain.decode("latin-1").split(",")):
             address = _address(host.strip())
             if address is None:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import lru_cache
 
 from forebay.listen_addresses import ListenAddress, exposed_addresses
+from forebay.remembered import remembered
 from forebay.streams_metadata import HostInfo, is_address, is_loopback
 
 _HOST = re.compile(rb"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::[0-9]*)?")
-_MOST_REMEMBERED = 1024
-_MOST_HOST_BYTES = 512
-"""A name has 253 at most (RFC 1035)."""
+_MOST_REMEMBERED, _MOST_REMEMBERED_BYTES = 1024, 512
 
 
 class AllowedHosts:
@@ -28,11 +26,11 @@ class AllowedHosts:
     def __init__(self, names: Iterable[str] | None) -> None:
         self.any = names is None
         self._names = frozenset(_same(name) for name in names or ())
-        self._remembered = lru_cache(maxsize=_MOST_REMEMBERED)(self._allows)
+        self._is_known = remembered(self._allows, _MOST_REMEMBERED, _MOST_REMEMBERED_BYTES)
 
     def allows(self, host: bytes) -> bool:
         """Whether a request may have this host."""
-        return self.any or (len(host) <= _MOST_HOST_BYTES and self._remembered(host))
+        return self.any or self._is_known(host)
 
     def _allows(self, host: bytes) -> bool:
         parts = _HOST.fullmatch(host.strip(b" \t"))

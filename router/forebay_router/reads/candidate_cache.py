@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from forebay.codecs import from_segment, remembered
+from forebay.codecs import from_segment, of_one_store
 from forebay.fast_path import RequestTemplate
 from forebay.lag import Tolerance
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
@@ -136,7 +136,7 @@ class CandidateCache:
 
         place = spec.name, numbers
         if place not in self._keys:
-            self._keys[place] = remembered(work_out, len(self._stores))
+            self._keys[place] = of_one_store(work_out, len(self._stores))
         return self._keys[place]
 
     def _forget(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from forebay.codecs import from_segment, remembered
+from forebay.codecs import from_segment, of_one_store
 from forebay.topology import StoreSpec
 
 
@@ -33,4 +33,4 @@ def key_forms(spec: StoreSpec, stores: int) -> KeyForms:
         document = b'{"store":"%b","key":%b' % (spec.name_bytes, spec.key_codec.to_json(plain))
         return KeyForm(plain, partition, spec.stored_keys.prefix(plain), document)
 
-    return remembered(work_out, stores)
+    return of_one_store(work_out, stores)

@@ -113,6 +113,17 @@ def opened(handlers: Handlers) -> SlowPeer:
     return peer
 
 
+def collecting() -> tuple[list[PendingResponse], KeyHandler]:
+    """Places for answers, and the handler that makes them and answers nothing."""
+    requested: list[PendingResponse] = []
+
+    def handler(segment: bytes, protocol: FastPathProtocol) -> Outcome:
+        requested.append(protocol.pending(FORM))
+        return requested[-1]
+
+    return requested, handler
+
+
 @pytest.fixture
 async def peer() -> SlowPeer:
     return connected(lambda segment, protocol: HttpAnswer(200, b"", BODY))
@@ -202,12 +213,7 @@ async def test_a_head_that_does_not_end_ends_the_connection(peer):
 
 async def test_pending_large_answers_wait_for_a_slow_peer():
     """Few requests are taken from a peer that does not read their answers."""
-    requested: list[PendingResponse] = []
-
-    def handler(segment, protocol):
-        requested.append(protocol.pending(FORM))
-        return requested[-1]
-
+    requested, handler = collecting()
     peer = connected(handler)
     peer.protocol.data_received(REQUEST * 1_000)
     # How large the answers are is not known yet.
@@ -229,12 +235,7 @@ async def test_pending_large_answers_wait_for_a_slow_peer():
 
 
 async def test_more_is_read_at_once_while_answers_are_small():
-    requested: list[PendingResponse] = []
-
-    def handler(segment, protocol):
-        requested.append(protocol.pending(FORM))
-        return requested[-1]
-
+    requested, handler = collecting()
     peer = connected(handler)
     peer.protocol.data_received(REQUEST * 1_000)
     rounds: list[int] = []
@@ -251,12 +252,7 @@ async def test_more_is_read_at_once_while_answers_are_small():
 
 
 async def test_answers_that_wait_for_an_earlier_one_are_counted_until_they_are_sent_or_nobody_is_there():
-    requested: list[PendingResponse] = []
-
-    def handler(segment, protocol):
-        requested.append(protocol.pending(FORM))
-        return requested[-1]
-
+    requested, handler = collecting()
     shared = limits()
     make = make_protocol(OfOneKey(handler), None, lambda: False, shared)
     for end in ("sent", "left"):

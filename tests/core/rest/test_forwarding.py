@@ -66,13 +66,9 @@ def test_of_two_headers_a_client_may_have_written_one():
     assert forwarded_chain([CLIENT.encode()], [f"for={OTHER}".encode()]) == b""
 
 
-def test_long_headers_are_not_remembered():
-    """Anybody can send thousands of them."""
-    proxies = TrustedProxies(["10.0.0.0/8"])
+def test_a_long_header_names_the_client_too():
     chain = b", ".join([b"192.0.2.7"] * 100)
-    assert proxies.client("10.0.0.1", chain) == "192.0.2.7"
-    assert proxies.client("10.0.0.1", b"192.0.2.7") == "192.0.2.7"
-    assert proxies._remembered_client.cache_info().currsize == 1
+    assert TrustedProxies(["10.0.0.0/8"]).client("10.0.0.1", chain) == "192.0.2.7"
 
 
 def test_unix_socket_peer_is_a_proxy_only_if_trusted():

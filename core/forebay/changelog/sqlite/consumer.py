@@ -39,6 +39,10 @@ _IF_GONE = (
     "What was applied is served, with growing lag. Put it back; if it is lost, the next start of a worker or a "
     "sink creates it, empty, and workers are rebuilt from that: fill the store again."
 )
+_IF_DAMAGED = (
+    "Nothing from there on is applied. Restore the changelog from a backup, or run 'forebay changelog reset' and "
+    "fill the store again."
+)
 _CACHE_KIB_PER_PARTITION = 64
 """Cache per log; SQLite's default of 2 MB, times thousands of partitions, would not be a bound."""
 
@@ -330,6 +334,8 @@ def _stepped_over(cursor: sqlite3.Cursor, state: LogState, position: int) -> Che
 def _failure(path: str, error: Exception) -> ReadFailure:
     if isinstance(error, sqlite_partition.WriteRefused):
         return ReadFailure(str(error), lasting=True)
+    if not isinstance(error, sqlite3.Error | OSError):
+        return ReadFailure(f"The log {path} is damaged: {error}. {_IF_DAMAGED}", lasting=True)
     topic = os.path.dirname(path)
     for directory in (os.path.dirname(topic), topic):
         if not os.path.isdir(directory):
@@ -350,8 +356,7 @@ def _wal_inode(path: str) -> int | None:
 def _damaged(tp: TopicPartition, path: str, offset: int) -> ReadFailure:
     return ReadFailure(
         f"The record at offset {offset} of {tp.topic!r}, partition {tp.partition}, is damaged in {path}: it is "
-        "missing, or does not match its checksum. Nothing from there on is applied. Restore the changelog from a "
-        "backup, or run 'forebay changelog reset' and fill the store again.",
+        f"missing, or does not match its checksum. {_IF_DAMAGED}",
         lasting=True,
     )
 
