@@ -1,4 +1,4 @@
-from forebay.codecs import remembered
+from forebay.codecs import of_one_store
 
 
 def test_what_a_key_needs_is_worked_out_once_unless_it_is_long():
@@ -8,7 +8,7 @@ def test_what_a_key_needs_is_worked_out_once_unless_it_is_long():
         worked_out.append(segment)
         return len(segment)
 
-    lengths = remembered(work_out, 1)
+    lengths = of_one_store(work_out, 1)
     for segment in (b"a", b"b", b"x" * 1_000) * 3:
         assert lengths(segment) == len(segment)
     assert worked_out == [b"a", b"b", *[b"x" * 1_000] * 3]
@@ -16,7 +16,7 @@ def test_what_a_key_needs_is_worked_out_once_unless_it_is_long():
 
 def test_the_more_stores_the_fewer_keys_of_each_are_remembered():
     worked_out: list[bytes] = []
-    of_one_of_many = remembered(worked_out.append, 1_000)
+    of_one_of_many = of_one_store(worked_out.append, 1_000)
     for number in [*range(100), *range(100)]:
         of_one_of_many(b"%d" % number)
     assert len(worked_out) == 200
