@@ -9,7 +9,7 @@ from bench.comparison import Effort
 from bench.figures import Row
 from bench.records import records
 
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.task_ids import TopicPartition
 
@@ -37,7 +37,7 @@ def appends_and_reads(effort: Effort) -> list[Row]:
 def _append(path: Path, rows: list[tuple[bytes, bytes | None, int]]) -> float:
     begun = time.perf_counter()
     for at in range(0, len(rows), BATCH_RECORDS):
-        sqlite_partition.append_batch(
+        sqlite_batches.append_batch(
             str(path), rows[at : at + BATCH_RECORDS], writer="w", query_id="q", batch_id=at, write_name="w"
         )
     return len(rows) / (time.perf_counter() - begun)

@@ -18,7 +18,7 @@ from bench.open_loop import for_seconds, read_steadily
 from bench.records import VALUE_BYTES, records
 from bench.wrk import Load, Requests, load
 
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.task_ids import TopicPartition
 from tests.support.cluster import Cluster
 
@@ -160,7 +160,7 @@ def _written_to(cluster: Cluster, store: str, rows: Mapping[bytes, bytes]) -> It
 
     def write() -> None:
         batch, (key, value) = next(batches)
-        sqlite_partition.append_batch(
+        sqlite_batches.append_batch(
             cluster.changelog.path(TopicPartition(spec.topic, cluster.partition(spec, key))),
             [(key, value, int(time.time() * 1000))],
             writer=store,

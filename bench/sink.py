@@ -23,7 +23,7 @@ from bench.process import Family
 
 from examples.broker import Broker
 from examples.flights.session import start_spark
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.task_ids import TopicPartition
 from forebay.topology import parse_topology
@@ -174,7 +174,7 @@ def _append(paths: list[str]) -> tuple[float, float]:
     rows = list(_like_results(LARGE_ROWS // PARTITIONS))
     begun = time.monotonic()
     for path in paths:
-        sqlite_partition.append_batch(path, rows, writer="w", query_id="q", batch_id=0, write_name="w")
+        sqlite_batches.append_batch(path, rows, writer="w", query_id="q", batch_id=0, write_name="w")
     return begun, time.monotonic()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from examples.broker import Broker
-from forebay.changelog.sqlite.partition import partition_path, transaction
+from forebay.changelog.sqlite.log_file import partition_path, transaction
 from forebay.topology import Topology
 from tests.chaos.proxy import Mode, Proxies, Proxy
 

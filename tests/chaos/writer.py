@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from forebay.changelog import Heartbeat
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.clock import boot_ms, epoch_ms
@@ -56,7 +56,7 @@ class SqliteWriter:
         for partition, some in rows.items():
             path = self._changelog.path(TopicPartition(spec.topic, partition))
             began_ms = boot_ms()
-            count, end = sqlite_partition.append_batch(
+            count, end = sqlite_batches.append_batch(
                 str(path),
                 [log_row(spec, row) for row in some],
                 writer=spec.name,

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.task_ids import TopicPartition
 from tests.support.cluster import Cluster, running_cluster
 
@@ -107,7 +107,7 @@ def put_versions(cluster: Cluster, model: Model) -> None:
             for valid_from, price in model.prices[key].items()
         ]
         path = cluster.changelog.path(TopicPartition(spec.topic, partition))
-        sqlite_partition.append_batch(path, rows, writer="p", query_id="q", batch_id=hash(key), write_name=key)
+        sqlite_batches.append_batch(path, rows, writer="p", query_id="q", batch_id=hash(key), write_name=key)
 
 
 def get(router: str, path: str, **parameters: Any) -> httpx.Response:

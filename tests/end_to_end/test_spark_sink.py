@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from forebay.changelog import Record
+from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
-from forebay.changelog.sqlite.partition import has_retired, heartbeat_key
+from forebay.changelog.sqlite.writers import has_retired
 from forebay.errors import SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.position import decode_position

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology, parse_topology
@@ -64,7 +64,7 @@ def make_changelog(tmp_path: Path) -> SqliteChangelog:
     for partition in range(PARTITIONS):
         rows = [(b"k", b"1", 0)] * (partition + 1)
         path = changelog.path(TopicPartition(TOPIC, partition))
-        sqlite_partition.append_batch(path, list(rows), writer="a", query_id="q", batch_id=1, write_name="a")
+        sqlite_batches.append_batch(path, list(rows), writer="a", query_id="q", batch_id=1, write_name="a")
     return changelog
 
 
@@ -126,4 +126,4 @@ def append(
     changelog: SqliteChangelog, partition: int, batch: int, rows: Sequence[tuple[bytes, bytes | None, int]]
 ) -> None:
     path = changelog.path(TopicPartition(TOPIC, partition))
-    sqlite_partition.append_batch(path, list(rows), writer="a", query_id="q", batch_id=batch, write_name="a")
+    sqlite_batches.append_batch(path, list(rows), writer="a", query_id="q", batch_id=batch, write_name="a")

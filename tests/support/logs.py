@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 
 from forebay.changelog import Changelog, Heartbeat
 from forebay.changelog.kafka.changelog import KafkaChangelog
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
@@ -42,7 +42,7 @@ class SqliteLog:
     def append_rows(self, spec: StoreSpec, rows: Mapping[int, Sequence[Row]], writer: str, batch: int) -> None:
         """Append rows alone."""
         for partition, items in rows.items():
-            sqlite_partition.append_batch(
+            sqlite_batches.append_batch(
                 self.changelog.path(TopicPartition(spec.topic, partition)),
                 items,
                 writer=writer,

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from forebay.backend_registry import load_backend
 from forebay.changelog import Changelog
-from forebay.changelog.sqlite.partition import WriteRefused
+from forebay.changelog.sqlite.log_file import WriteRefused
 from forebay.errors import SinkError
 from forebay.topology import StoreSpec
 

@@ -20,12 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.changelog.heartbeat_keys import heartbeat_key
-from forebay.changelog.sqlite.partition import (
-    WriteRefused,
-    append_batch,
-    check_directory,
-    partition_path,
-)
+from forebay.changelog.sqlite.batches import append_batch
+from forebay.changelog.sqlite.log_file import WriteRefused, check_directory, partition_path
 from forebay.partitioning import StreamPartitioner
 from forebay.spark.batch_murmur2 import murmur2_partitions
 from forebay.spark.json_keys import UnsafeInteger, json_keys

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from forebay.changelog.sqlite.partition import WriteRefused
+from forebay.changelog.sqlite.log_file import WriteRefused
 from forebay.record_orders import split_order
 
 

@@ -16,8 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from forebay import partitioning, record_orders
 from forebay.changelog import heartbeat_keys, open_changelog, record_headers
-from forebay.changelog.sqlite import checksums
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches, checksums, log_file, writers
 from forebay.errors import SinkError
 from forebay.spark import batch_murmur2, executor, json_keys, keyed_records, repeated_keys, sorted_runs
 from forebay.spark.columns import ColumnArguments, Selection, lay_out
@@ -37,7 +36,8 @@ log = logging.getLogger(__name__)
 
 _LEAST_SPARK = (4, 0)
 _BY_VALUE = (
-    *(partitioning, batch_murmur2, heartbeat_keys, record_headers, record_orders, checksums, sqlite_partition),
+    *(partitioning, batch_murmur2, heartbeat_keys, record_headers, record_orders),
+    *(checksums, log_file, writers, batches),
     *(executor, json_keys, keyed_records, repeated_keys, sorted_runs),
 )
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.changelog.sqlite.partition import check_directory, create_private
+from forebay.changelog.sqlite.log_file import check_directory, create_private
 from forebay.spark.executor import (
     Batches,
     Row,

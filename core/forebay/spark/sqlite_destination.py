@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pyspark.sql import DataFrame, SparkSession
 
+from forebay.changelog.sqlite.batches import differs, newest_batch, rows_of_batch
 from forebay.changelog.sqlite.changelog import SqliteChangelog, naming
-from forebay.changelog.sqlite.partition import differs, newest_batch, rows_of_batch
 from forebay.errors import SinkError
 from forebay.spark.destinations import BatchId, refusing
 from forebay.spark.executor import Batches, Target, write_rows

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import log_file as sqlite_log_file
 from forebay.record_orders import with_order
 
 pytestmark = pytest.mark.spark
@@ -16,9 +16,9 @@ def target(tmp_path: Path) -> Any:
     from forebay.spark.executor import Target
 
     (tmp_path / "t").mkdir()
-    (tmp_path / sqlite_partition.DIRECTORY_ID_FILE).write_text("d")
+    (tmp_path / sqlite_log_file.DIRECTORY_ID_FILE).write_text("d")
     for partition in (0, 1):
-        sqlite_partition.create(str(tmp_path / "t" / f"{partition}.db"), "i")
+        sqlite_log_file.create(str(tmp_path / "t" / f"{partition}.db"), "i")
     return Target(str(tmp_path), "d", "here", "t", "w", "q", 0, "w", ordered=False, versioned=False)
 
 
@@ -36,7 +36,7 @@ def placed(keys: list[bytes], partitions: int = 2) -> list[Any]:
 
 
 def records(target: Any, partition: int) -> int:
-    with contextlib.closing(sqlite_partition.connect(f"{target.directory}/t/{partition}.db")) as connection:
+    with contextlib.closing(sqlite_log_file.connect(f"{target.directory}/t/{partition}.db")) as connection:
         return int(connection.execute("SELECT count(*) FROM log").fetchone()[0])
 
 
@@ -73,7 +73,7 @@ def test_kafka_is_sent_rows_only():
 
 
 def test_a_key_that_is_no_text_is_refused():
-    from forebay.changelog.sqlite.partition import WriteRefused
+    from forebay.changelog.sqlite.log_file import WriteRefused
 
     with pytest.raises(WriteRefused, match="not valid UTF-8"):
         placed([b"good", b"\xff"])
@@ -81,7 +81,7 @@ def test_a_key_that_is_no_text_is_refused():
 
 @pytest.mark.parametrize("missing", [True, False])
 def test_a_log_that_cannot_be_written_is_named(target, missing):
-    from forebay.changelog.sqlite.partition import WriteRefused
+    from forebay.changelog.sqlite.log_file import WriteRefused
     from forebay.spark.executor import write_rows
 
     path = Path(target.directory, "t", "0.db")
@@ -94,7 +94,7 @@ def test_a_log_that_cannot_be_written_is_named(target, missing):
 
 def test_values_of_one_order_are_refused_unless_equal(target):
     """Sources deliver records again, but of two values of one order nothing says which is the latest."""
-    from forebay.changelog.sqlite.partition import WriteRefused
+    from forebay.changelog.sqlite.log_file import WriteRefused
     from forebay.spark.executor import checked
 
     latest = dataclasses.replace(target, latest=True)

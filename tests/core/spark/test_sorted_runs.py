@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import log_file as sqlite_log_file
 from forebay.partitioning import Murmur2Partitioner
 
 pytestmark = pytest.mark.spark
@@ -20,7 +20,7 @@ Row = tuple[bytes, bytes | None]
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("log")
     (directory / "t").mkdir()
-    (directory / sqlite_partition.DIRECTORY_ID_FILE).write_text("d")
+    (directory / sqlite_log_file.DIRECTORY_ID_FILE).write_text("d")
     return directory
 
 
@@ -59,7 +59,7 @@ def appended(directory: Path, parts: list[Any], latest: bool = False) -> dict[in
     for partition in range(PARTITIONS):
         for file in (directory / "t").glob(f"{partition}.db*"):
             file.unlink()
-        sqlite_partition.create(str(directory / "t" / f"{partition}.db"), "i")
+        sqlite_log_file.create(str(directory / "t" / f"{partition}.db"), "i")
     by_task = [[part for part in parts if part.partition % 2 == task] for task in (0, 1)]
     append = append_runs(target(directory, latest), by_task)
     batches = append(pa.record_batch({"id": [task]}) for task in (0, 1))
@@ -72,7 +72,7 @@ def appended(directory: Path, parts: list[Any], latest: bool = False) -> dict[in
 
 
 def log_of(directory: Path, partition: int) -> list[Row]:
-    connection = sqlite_partition.connect(str(directory / "t" / f"{partition}.db"))
+    connection = sqlite_log_file.connect(str(directory / "t" / f"{partition}.db"))
     found: list[Row] = connection.execute("SELECT key, value FROM log ORDER BY offset").fetchall()
     connection.close()
     return found
@@ -104,7 +104,7 @@ def test_each_partition_gets_its_rows_by_key(directory, monkeypatch, keys, data)
 
 @pytest.mark.parametrize("chunk_rows", [1, 100])
 def test_rows_of_one_key_are_refused_wherever_they_are(directory, monkeypatch, chunk_rows):
-    from forebay.changelog.sqlite.partition import WriteRefused
+    from forebay.changelog.sqlite.log_file import WriteRefused
     from forebay.spark import sorted_runs
 
     monkeypatch.setattr(sorted_runs, "CHUNK_ROWS", chunk_rows)
@@ -127,7 +127,7 @@ def test_a_row_delivered_twice_with_one_order_counts_once(directory, monkeypatch
 
 
 def test_runs_are_refused_where_the_log_is_not(directory, tmp_path):
-    from forebay.changelog.sqlite.partition import WriteRefused
+    from forebay.changelog.sqlite.log_file import WriteRefused
     from forebay.spark.sorted_runs import write_runs
 
     with pytest.raises(WriteRefused, match="is not the one that the executor"):

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.streams_metadata import Generation, HostInfo
 from forebay.task_ids import TaskId
@@ -26,9 +26,7 @@ def test_task_lag_is_that_of_its_farthest_store(tmp_path):
         changelog.ensure(spec)
     for tp in TOPOLOGY.topic_partitions(TASK):
         rows = [(b"k", b"1", 0)] * 100
-        sqlite_partition.append_batch(
-            changelog.path(tp), rows, writer="w", query_id="q", batch_id=0, write_name="w"
-        )
+        sqlite_batches.append_batch(changelog.path(tp), rows, writer="w", query_id="q", batch_id=0, write_name="w")
     leader = Leader(TOPOLOGY, changelog, AssignmentPolicy(acceptable_recovery_lag=60))
     lags = leader.lags(
         {
@@ -50,9 +48,7 @@ def test_of_copies_still_restoring_the_nearest_is_active(tmp_path):
         changelog.ensure(spec)
     for tp in TOPOLOGY.topic_partitions(TASK):
         rows = [(b"k", b"1", 0)] * 100
-        sqlite_partition.append_batch(
-            changelog.path(tp), rows, writer="w", query_id="q", batch_id=0, write_name="w"
-        )
+        sqlite_batches.append_batch(changelog.path(tp), rows, writer="w", query_id="q", batch_id=0, write_name="w")
     leader = Leader(TOPOLOGY, changelog, AssignmentPolicy(1, acceptable_recovery_lag=10))
     subscriptions = {
         name: SubscriptionInfo(
@@ -87,9 +83,7 @@ def test_copy_with_one_lagging_store_replaces_no_whole_one(tmp_path):
         changelog.ensure(spec)
     for tp, count in zip(TOPOLOGY.topic_partitions(TASK), (1_500, 10), strict=True):
         rows = [(b"k", b"1", 0)] * count
-        sqlite_partition.append_batch(
-            changelog.path(tp), rows, writer="w", query_id="q", batch_id=0, write_name="w"
-        )
+        sqlite_batches.append_batch(changelog.path(tp), rows, writer="w", query_id="q", batch_id=0, write_name="w")
     leader = Leader(TOPOLOGY, changelog, AssignmentPolicy(0, acceptable_recovery_lag=1_000))
     reported = {
         name: SubscriptionInfo(name, 1, HostInfo(name, 1), TOPOLOGY.fingerprint, {TASK: positions})

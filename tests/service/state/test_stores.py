@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocksdict import DbClosedError
 
+from forebay.changelog.sqlite.batches import append_batch
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.changelog.sqlite.partition import append_batch
 from forebay.errors import ForebayError, TopologyError
 from forebay.state_store import CommittedOffset
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG

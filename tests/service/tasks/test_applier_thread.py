@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.changelog import Batch, Heartbeat, ReadFailure
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
+from forebay.changelog.sqlite import log_file as sqlite_log_file
+from forebay.changelog.sqlite import writers as sqlite_writers
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.clock import boot_ms
@@ -85,7 +87,7 @@ class Log:
     def append(self, *rows: tuple[bytes, bytes | None], age_ms: int = 0) -> None:
         stamp = int(time.time() * 1000) - age_ms
         self._batches += 1
-        sqlite_partition.append_batch(
+        sqlite_batches.append_batch(
             self.changelog.path(TP),
             [(key, value, stamp) for key, value in rows],
             writer="s",
@@ -357,7 +359,7 @@ def test_a_log_that_ends_before_the_position_is_noticed(log):
     log.append((b"a", b"1"), (b"b", b"1"))
     follower = Follower(log.changelog)
     follower.poll()
-    with sqlite_partition.connect(log.changelog.path(TP)) as connection:
+    with sqlite_log_file.connect(log.changelog.path(TP)) as connection:
         connection.execute("DELETE FROM log WHERE offset >= 1")
         connection.execute("UPDATE state SET next_offset = 1")
     connection.close()
@@ -480,7 +482,7 @@ def test_new_query_does_not_inherit_the_old_ones_age(log):
 
     def beat(query: str, as_of_ms: int | None) -> None:
         value = Heartbeat(as_of_ms, query, 1).value()
-        sqlite_partition.append_heartbeat(log.changelog.path(TP), writer="w", query_id=query, value=value)
+        sqlite_writers.append_heartbeat(log.changelog.path(TP), writer="w", query_id=query, value=value)
 
     follower = Follower(log.changelog)
     now_ms = int(time.time() * 1000)
@@ -559,7 +561,7 @@ def test_a_store_that_breaks_holds_up_no_other(tmp_path, monkeypatch):
 
     def put(tp: TopicPartition, batch_id: int) -> None:
         names = {"writer": "s", "query_id": "q", "write_name": "s"}
-        sqlite_partition.append_batch(log.changelog.path(tp), [(b"k", b"1", 0)], batch_id=batch_id, **names)
+        sqlite_batches.append_batch(log.changelog.path(tp), [(b"k", b"1", 0)], batch_id=batch_id, **names)
 
     spec_ = dataclasses.replace(spec(2), partitioner="unknown")
     broken = Replica.opened(spec_, TaskId(0, 0), BreakingStore("s"))
@@ -646,7 +648,7 @@ def test_missing_log_is_reported_once_without_a_lag(log, pass_time, caplog):
 
 def test_the_lag_behind_a_damaged_record_is_known(log, pass_time):
     log.append((b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
-    with contextlib.closing(sqlite_partition.connect(log.changelog.path(TP))) as connection:
+    with contextlib.closing(sqlite_log_file.connect(log.changelog.path(TP))) as connection:
         connection.execute("UPDATE log SET value = x'39' WHERE offset = 1")
     follower = Follower(log.changelog)
     for _ in range(3):

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
+from forebay.changelog.sqlite import log_file as sqlite_log_file
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.consumer import SqliteConsumer
 from forebay.errors import ChangelogError
@@ -43,7 +44,7 @@ def changelog(tmp_path_factory: pytest.TempPathFactory) -> SqliteChangelog:
     changelog = SqliteChangelog(tmp_path_factory.mktemp("log"))
     changelog.ensure_topic("log", 1)
     rows = [(*record(offset), 0) for offset in range(RECORDS)]
-    sqlite_partition.append_batch(changelog.path(TP), rows, writer="s", query_id="q", batch_id=0, write_name="s")
+    sqlite_batches.append_batch(changelog.path(TP), rows, writer="s", query_id="q", batch_id=0, write_name="s")
     return changelog
 
 
@@ -310,7 +311,7 @@ def test_file_without_room_is_removed_and_retried_later(tmp_path, monkeypatch):
     changelog = SqliteChangelog(tmp_path)
     changelog.ensure_topic("log", 1)
     rows = [(b"k%d" % i, b'"%b"' % os.urandom(1_000).hex().encode(), 0) for i in range(8_000)]
-    sqlite_partition.append_batch(changelog.path(TP), rows, writer="s", query_id="q", batch_id=0, write_name="s")
+    sqlite_batches.append_batch(changelog.path(TP), rows, writer="s", query_id="q", batch_id=0, write_name="s")
     with small_disk(tmp_path / "disk") as disk:
         restore = Restore(changelog, disk)
         filler = fill(disk)
@@ -330,7 +331,7 @@ def test_restore_stays_within_its_memory(tmp_path, shift):
     changelog = SqliteChangelog(tmp_path)
     changelog.ensure_topic("log", 1)
     rows = [(b"k%d" % i, b"1" if i % 8 == shift else b'"%b"' % (b"x" * 2_000), 0) for i in range(8_000)]
-    sqlite_partition.append_batch(changelog.path(TP), rows, writer="s", query_id="q", batch_id=0, write_name="s")
+    sqlite_batches.append_batch(changelog.path(TP), rows, writer="s", query_id="q", batch_id=0, write_name="s")
     job = RestoreJob(1, changelog.url, SPEC.document(), 0, {"position": 0}, None, str(tmp_path), 3 << 20, 5.0)
     restorer = Restorer()
     *files, end = restorer.run(job)
@@ -344,8 +345,8 @@ def test_restored_records_without_a_checksum_are_counted(tmp_path):
     changelog = SqliteChangelog(tmp_path)
     changelog.ensure_topic("log", 1)
     rows = [(*record(offset), 0) for offset in range(4_000)]
-    sqlite_partition.append_batch(changelog.path(TP), rows, writer="s", query_id="q", batch_id=0, write_name="s")
-    with contextlib.closing(sqlite_partition.connect(changelog.path(TP))) as connection:
+    sqlite_batches.append_batch(changelog.path(TP), rows, writer="s", query_id="q", batch_id=0, write_name="s")
+    with contextlib.closing(sqlite_log_file.connect(changelog.path(TP))) as connection:
         connection.execute("UPDATE log SET checksum = NULL WHERE offset < 3000")
         connection.execute("UPDATE state SET checked_from = 3000")
     restore = Restore(changelog, tmp_path / "restored")
@@ -438,8 +439,8 @@ def test_a_log_that_cannot_be_read_ends_the_job_with_the_reason(tmp_path):
     changelog = SqliteChangelog(tmp_path / "log")
     changelog.ensure_topic("log", 1)
     rows = [(*record(offset), 0) for offset in range(4_000)]
-    sqlite_partition.append_batch(changelog.path(TP), rows, writer="s", query_id="q", batch_id=0, write_name="s")
-    with contextlib.closing(sqlite_partition.connect(changelog.path(TP))) as connection:
+    sqlite_batches.append_batch(changelog.path(TP), rows, writer="s", query_id="q", batch_id=0, write_name="s")
+    with contextlib.closing(sqlite_log_file.connect(changelog.path(TP))) as connection:
         connection.execute("UPDATE log SET value = x'39' WHERE offset = 3000")
     job = RestoreJob(1, changelog.url, SPEC.document(), 0, {"position": 0}, None, str(tmp_path), 1 << 20, 60.0)
     restorer = Restorer()

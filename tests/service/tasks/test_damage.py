@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import NotReady
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
@@ -112,7 +112,7 @@ def write(changelog: SqliteChangelog, topology: Topology, batch: int) -> dict[by
             encode_version(value) if spec.kind == "versioned" else value
         )
     path = changelog.path(TopicPartition(spec.topic, 0))
-    sqlite_partition.append_batch(path, rows, writer="a", query_id="q", batch_id=batch, write_name="a")
+    sqlite_batches.append_batch(path, rows, writer="a", query_id="q", batch_id=batch, write_name="a")
     return stored
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.clock import boot_ms
@@ -54,7 +54,7 @@ class Log:
 
     def append(self, *rows: Row) -> None:
         written_ms = int(time.time() * 1000) - 10_000_000
-        sqlite_partition.append_batch(
+        sqlite_batches.append_batch(
             self.changelog.path(TP),
             [(with_order(key, order), value, written_ms) for key, order, value in rows],
             writer="s",
@@ -248,7 +248,7 @@ def test_record_without_an_order_stops_the_replica(tmp_path: Path) -> None:
     """The error names the remedy."""
     log = Log(tmp_path / "log")
     log.append((b"a", 1, b"1"))
-    sqlite_partition.append_batch(
+    sqlite_batches.append_batch(
         log.changelog.path(TP),
         [(b"customer-12345", b"1", 0)],
         writer="s",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from forebay.changelog import Batch, Heartbeat, Record, heartbeat_key
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.lag import EndOffset
 from forebay.state_store import CommittedOffset
@@ -161,7 +161,7 @@ class Log:
 
     def append(self, *rows: tuple[bytes, bytes | None]) -> None:
         self._batches += 1
-        sqlite_partition.append_batch(
+        sqlite_batches.append_batch(
             self.changelog.path(TP),
             [(key, value, int(time.time() * 1000)) for key, value in rows],
             writer="w",

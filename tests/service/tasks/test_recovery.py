@@ -8,7 +8,7 @@ import threading
 import pytest
 from rocksdict import DbClosedError, WriteBatch
 
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.clock import boot_ms
@@ -80,7 +80,7 @@ def test_lagging_replica_that_missed_tombstones_is_rebuilt(tmp_path, changelog, 
     tp = TopicPartition(TOPIC, 0)
 
     def append(batch: int, rows: list[tuple[bytes, bytes | None, int]]) -> None:
-        sqlite_partition.append_batch(
+        sqlite_batches.append_batch(
             changelog.path(tp), rows, writer="a", query_id="q", batch_id=batch, write_name="a"
         )
 
@@ -195,7 +195,7 @@ def test_lagging_replica_of_a_replaced_log_is_rebuilt(tmp_path, changelog, monke
     fill(tmp_path, changelog)
     changelog.reset(TOPOLOGY.stores["a"])
     rows = [(b"k%d" % i, b"2", 0) for i in range(30)]
-    sqlite_partition.append_batch(
+    sqlite_batches.append_batch(
         changelog.path(TopicPartition(TOPIC, 0)), rows, writer="a", query_id="q", batch_id=2, write_name="a"
     )
 

@@ -3,7 +3,7 @@ replay."""
 
 import pytest
 
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.errors import TopologyError
@@ -39,7 +39,7 @@ def write(changelog: SqliteChangelog, topology: Topology, times_ms: list[int], b
         key = b"k" + time_ms.to_bytes(8, "big") * spec.stored_keys.times
         rows.append((key, b"1", min(time_ms, NOW_MS)))
     path = changelog.path(TopicPartition(spec.topic, 0))
-    sqlite_partition.append_batch(path, rows, writer="a", query_id="q", batch_id=batch, write_name="a")
+    sqlite_batches.append_batch(path, rows, writer="a", query_id="q", batch_id=batch, write_name="a")
 
 
 def oldest_kept_ms(manager: TaskManager) -> int | None:

@@ -22,7 +22,7 @@ from forebay.changelog.base import (
     missing_external,
     unknown_writer,
 )
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches, log_file, writers
 from forebay.changelog.sqlite.compaction import compact
 from forebay.changelog.sqlite.consumer import SqliteConsumer
 from forebay.errors import (
@@ -39,7 +39,7 @@ from forebay.topology import StoreSpec
 
 log = logging.getLogger(__name__)
 
-_NOT_COMPACTED: tuple[type[Exception], ...] = (*sqlite_partition.UNREADABLE, RecordDamaged)
+_NOT_COMPACTED: tuple[type[Exception], ...] = (*log_file.UNREADABLE, RecordDamaged)
 _LIMITS = CompactionLimits()
 _THREADS = 4
 _TOPICS_FILE = "topics.db"
@@ -90,7 +90,7 @@ class SqliteChangelog:
         except OSError as error:
             raise ChangelogUnusable(_unusable(self.directory, error)) from None
         with self._topics() as connection:
-            sqlite_partition.enable_wal(connection)
+            log_file.enable_wal(connection)
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
 
@@ -117,7 +117,7 @@ class SqliteChangelog:
 
     def ensure_topic(self, topic: str, partitions: int) -> None:
         """Create a topic unless it is there; raises ``PartitionCountMismatch`` if its count differs."""
-        with self._topics() as connection, sqlite_partition.transaction(connection):
+        with self._topics() as connection, log_file.transaction(connection):
             row = connection.execute("SELECT partitions FROM topic WHERE name = ?", (topic,)).fetchone()
             if row is None:
                 identity = self._create_partitions(topic, partitions)
@@ -148,7 +148,7 @@ class SqliteChangelog:
         try:
             with _closing(self.path(TopicPartition(topic, partition))) as connection:
                 return str(connection.execute("SELECT identity FROM state").fetchone()[0])
-        except sqlite_partition.UNREADABLE as error:
+        except log_file.UNREADABLE as error:
             raise TopicMissing(f"Partition {partition} of the log {topic!r} cannot be read: {error}.") from None
 
     def topics(self) -> list[str]:
@@ -158,7 +158,7 @@ class SqliteChangelog:
 
     def path(self, topic_partition: TopicPartition) -> str:
         """The partition's database."""
-        return sqlite_partition.partition_path(str(self.directory), *topic_partition)
+        return log_file.partition_path(str(self.directory), *topic_partition)
 
     def consumer(self, *, replay: bool = False) -> Consumer:
         """A new reader."""
@@ -168,7 +168,7 @@ class SqliteChangelog:
         """The current ends; partitions that cannot be reached are left out."""
         ends = {}
         for tp in topic_partitions:
-            with contextlib.suppress(*sqlite_partition.UNREADABLE), _closing(self.path(tp)) as connection:
+            with contextlib.suppress(*log_file.UNREADABLE), _closing(self.path(tp)) as connection:
                 ends[tp] = connection.execute("SELECT next_offset FROM state").fetchone()[0]
         return ends
 
@@ -178,15 +178,13 @@ class SqliteChangelog:
 
         def append(partition: int) -> tuple[int, str, int]:
             with naming(path := self.path(TopicPartition(topic, partition))):
-                return partition, *sqlite_partition.append_heartbeat(
-                    path, writer=writer, query_id=query_id, value=value
-                )
+                return partition, *writers.append_heartbeat(path, writer=writer, query_id=query_id, value=value)
 
         try:
             # Most of it is waiting for the disk.
             with ThreadPoolExecutor(_THREADS) as pool:
                 ends = list(pool.map(append, range(self.partitions(topic))))
-        except sqlite_partition.WriteRefused as error:
+        except log_file.WriteRefused as error:
             raise BatchConflict(str(error)) from None
         # A partition that was lost and recreated is not part of the topic's positions.
         return {partition: offset for partition, identity, offset in ends if identity == log}
@@ -208,19 +206,19 @@ class SqliteChangelog:
                 timed = ((key, value, now_ms) for key, value in pairs)
                 with naming(path := self.path(TopicPartition(topic, partition))):
                     if batch_id is None:
-                        sqlite_partition.append_rows(path, timed, writer=writer, query_id=query_id)
+                        batches.append_rows(path, timed, writer=writer, query_id=query_id)
                     else:
-                        sqlite_partition.append_batch(
+                        batches.append_batch(
                             path, timed, writer=writer, query_id=query_id, batch_id=batch_id, write_name=writer
                         )
-        except sqlite_partition.WriteRefused as error:
+        except log_file.WriteRefused as error:
             raise BatchConflict(str(error)) from None
         return self.append_heartbeat(topic, writer=writer, query_id=query_id, value=heartbeat)
 
     def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
         """A writer's newest heartbeat; see ``Changelog``."""
         with naming(path := self.path(TopicPartition(topic, 0))):
-            value = sqlite_partition.last_heartbeat(path, writer)
+            value = writers.last_heartbeat(path, writer)
         return None if value is None else Heartbeat.parse(value)
 
     def has_written(self, topic: str, *, writer: str, query_id: str) -> bool:
@@ -228,7 +226,7 @@ class SqliteChangelog:
         log, found = self.identity(topic), False
         for partition in range(self.partitions(topic)):
             with naming(path := self.path(TopicPartition(topic, partition))):
-                identity, here = sqlite_partition.has_written(path, writer, query_id)
+                identity, here = writers.has_written(path, writer, query_id)
             # It was lost and recreated.
             if not here and identity != log:
                 return False
@@ -241,28 +239,28 @@ class SqliteChangelog:
         known: set[str] = set()
         for partition in partitions:
             with naming(path := self.path(TopicPartition(topic, partition))):
-                known |= sqlite_partition.writers(path)
+                known |= writers.writers(path)
         if writer not in known:
             raise unknown_writer(topic, writer, known)
         for partition in partitions:
             with naming(path := self.path(TopicPartition(topic, partition))):
-                sqlite_partition.retire_writer(path, writer)
+                writers.retire_writer(path, writer)
 
     def has_retired(self, topic: str, writer: str) -> bool:
         """Whether the log still shows that a writer was retired; see ``Changelog``."""
         # It is retired there last.
         with naming(path := self.path(TopicPartition(topic, self.partitions(topic) - 1))):
-            return sqlite_partition.has_retired(path, writer)
+            return writers.has_retired(path, writer)
 
     def reset(self, spec: StoreSpec) -> str:
         """Empty a store's topic and give it a new identity; every replica is rebuilt. Returns the identity."""
         topic = spec.topic
-        identity = sqlite_partition.new_identity()
+        identity = log_file.new_identity()
         # Lost partitions must be recreated before they can be emptied.
         self._restore_partitions(topic, self.partitions(topic))
         for partition in range(self.partitions(topic)):
             with naming(path := self.path(TopicPartition(topic, partition))):
-                sqlite_partition.reset(path, identity)
+                log_file.reset(path, identity)
         with self._topics() as connection:
             connection.execute("UPDATE topic SET identity = ? WHERE name = ?", (identity, topic))
         return identity
@@ -322,9 +320,9 @@ class SqliteChangelog:
     def _create_partitions(self, topic: str, partitions: int) -> str:
         # Files may be left over from an interrupted creation: the first one's identity applies to all.
         (self.directory / topic).mkdir(mode=self.directory.stat().st_mode & 0o777, exist_ok=True)
-        identity = sqlite_partition.new_identity()
+        identity = log_file.new_identity()
         for partition in range(partitions):
-            found = sqlite_partition.create(self.path(TopicPartition(topic, partition)), identity)
+            found = log_file.create(self.path(TopicPartition(topic, partition)), identity)
             if partition == 0:
                 identity = found
         return identity
@@ -339,13 +337,13 @@ class SqliteChangelog:
             elif os.path.getsize(path):
                 continue
             # Of one that was being recreated when that was interrupted, an empty file is left.
-            sqlite_partition.create(path, sqlite_partition.new_identity())
+            log_file.create(path, log_file.new_identity())
 
     def _directory_id(self) -> str:
-        path = self.directory / sqlite_partition.DIRECTORY_ID_FILE
+        path = self.directory / log_file.DIRECTORY_ID_FILE
         if not path.exists():
             mine = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns()}")
-            mine.write_text(f"{sqlite_partition.new_identity()} {socket.gethostname()}\n")
+            mine.write_text(f"{log_file.new_identity()} {socket.gethostname()}\n")
             with contextlib.suppress(FileExistsError):
                 os.link(mine, path)
             mine.unlink()
@@ -354,7 +352,7 @@ class SqliteChangelog:
 
 @contextlib.contextmanager
 def _closing(path: str, *, create: bool = False) -> Iterator[sqlite3.Connection]:
-    connection = sqlite_partition.connect(path, create=create)
+    connection = log_file.connect(path, create=create)
     try:
         yield connection
     finally:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from forebay.changelog.base import CompactionLimits
 from forebay.changelog.sqlite.checksums import check
-from forebay.changelog.sqlite.partition import connect, prepare_to_write, read_state, transaction
+from forebay.changelog.sqlite.log_file import connect, prepare_to_write, read_state, transaction
 from forebay.errors import RecordDamaged
 from forebay.record_orders import ORDER_SIZE
 from forebay.retention import history_begins_ms, oldest_kept_ms

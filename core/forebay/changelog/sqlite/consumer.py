@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from forebay.changelog.base import Batch, ReadFailure
 from forebay.changelog.eventfd import Wake
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import log_file
 from forebay.changelog.sqlite.checksums import Checked, Row, check, without_holes
-from forebay.changelog.sqlite.partition import LogState
+from forebay.changelog.sqlite.log_file import LogState
 from forebay.clock import boot_ms
 from forebay.file_events import FileEvents
 from forebay.lag import EndOffset
@@ -21,7 +21,7 @@ from forebay.task_ids import TopicPartition
 
 log = logging.getLogger(__name__)
 
-_FAILURES: tuple[type[Exception], ...] = (*sqlite_partition.UNREADABLE, OSError, sqlite_partition.WriteRefused)
+_FAILURES: tuple[type[Exception], ...] = (*log_file.UNREADABLE, OSError, log_file.WriteRefused)
 _NO_MORE_WATCHES = frozenset({errno.ENOSPC, errno.ENOMEM})
 _MOST_BYTES_AT_ONCE = 8 << 20
 """Limit for the values that one poll of a partition returns, not counting the last few."""
@@ -143,7 +143,7 @@ class SqliteConsumer:
             self._unsettled.discard(tp)
             try:
                 source = self._source(tp)
-                if self._events is not None and sqlite_partition.is_written_to(source.cursor):
+                if self._events is not None and log_file.is_written_to(source.cursor):
                     self._unsettled.add(tp)
                 batch, failure = self._read(tp, source, max_records)
             except _FAILURES as error:
@@ -211,7 +211,7 @@ class SqliteConsumer:
             # One read transaction, so that records and end are consistent.
             cursor.execute("BEGIN")
             try:
-                state = sqlite_partition.read_state(cursor, source.path)
+                state = log_file.read_state(cursor, source.path)
                 first = cursor.execute("SELECT min(offset) FROM log").fetchone()[0]
                 cursor.execute(
                     f"SELECT {state.columns} FROM log WHERE offset >= ? ORDER BY offset LIMIT ?",
@@ -274,11 +274,11 @@ class SqliteConsumer:
             source = None
         if source is None:
             inode = os.stat(path).st_ino
-            connection = sqlite_partition.connect(path)
+            connection = log_file.connect(path)
             source = self._assigned[tp] = _Assigned(path, connection, connection.cursor(), inode, None)
             connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB_PER_PARTITION}")
             # Reading it makes the file where there is none yet.
-            sqlite_partition.check_format(connection, path)
+            log_file.check_format(connection, path)
             source.wal_inode = _wal_inode(path)
         return source
 
@@ -332,7 +332,7 @@ def _stepped_over(cursor: sqlite3.Cursor, state: LogState, position: int) -> Che
 
 
 def _failure(path: str, error: Exception) -> ReadFailure:
-    if isinstance(error, sqlite_partition.WriteRefused):
+    if isinstance(error, log_file.WriteRefused):
         return ReadFailure(str(error), lasting=True)
     if not isinstance(error, sqlite3.Error | OSError):
         return ReadFailure(f"The log {path} is damaged: {error}. {_IF_DAMAGED}", lasting=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from forebay.changelog.sqlite.partition import create_private, enable_wal, transaction
+from forebay.changelog.sqlite.log_file import create_private, enable_wal, transaction
 from forebay.errors import ConfigurationError
 from forebay.streams_metadata import Generation
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo

@@ -18,13 +18,13 @@ from confluent_kafka.admin import (
 )
 
 from forebay.changelog import Heartbeat, Wake
+from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.changelog.kafka.client_close import Admin
 from forebay.changelog.kafka.fetcher import Fetched
 from forebay.changelog.kafka.librdkafka_fetcher import LibrdkafkaFetcher
 from forebay.changelog.kafka.topics import ask_offsets, passes
 from forebay.changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER
-from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.errors import (
     BatchConflict,
     ChangelogUnreachable,

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.record_headers import DELETED_HEADER, HEARTBEAT_HEADER
-from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.record_orders import split_order, with_order
 from tests.core.changelog.kafka.test_changelog import COMPACTED_AT_ONCE
 from tests.support.kafka_topics import Reader, Writer, made, spec

@@ -12,7 +12,8 @@ from threading import Timer
 import pytest
 
 from forebay.changelog import Batch, Consumer, Record, Wake
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
+from forebay.changelog.sqlite import log_file as sqlite_log_file
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.checksums import checksum
 from forebay.changelog.sqlite.compaction import CompactionLimits
@@ -45,7 +46,7 @@ def append(
 ) -> None:
     """One row a word: ``k=v``, or ``k`` alone for a tombstone."""
     pairs = [word.partition("=") for word in rows.split()]
-    sqlite_partition.append_batch(
+    sqlite_batches.append_batch(
         changelog.path(tp),
         [(key.encode(), value.encode() if equals else None, timestamp_ms) for key, equals, value in pairs],
         writer="w",
@@ -123,7 +124,7 @@ def test_a_partition_whose_recreation_was_interrupted_is_completed(changelog: Sq
     path = changelog.path(ZERO)
     for suffix in ("", "-wal", "-shm"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
-    sqlite_partition.create_private(path)
+    sqlite_log_file.create_private(path)
     changelog.ensure_topic("t", 2)
     append(changelog, ZERO, "a=1", 0)
     assert changelog.end_offsets([ZERO]) == {ZERO: 1}
@@ -142,7 +143,7 @@ def test_interrupted_topic_creation_is_completed(tmp_path: Path) -> None:
     """The topic's partitions share the identity of the first one that was created."""
     changelog = SqliteChangelog(tmp_path)
     (tmp_path / "t").mkdir()
-    sqlite_partition.create(changelog.path(ZERO), "the first")
+    sqlite_log_file.create(changelog.path(ZERO), "the first")
     changelog.ensure_topic("t", 2)
     assert changelog.identity("t") == "the first"
     for tp in (ZERO, ONE):
@@ -178,7 +179,7 @@ def test_a_log_is_read_from_any_offset_in_portions_of_any_size(changelog: Sqlite
 
 def test_large_values_are_read_a_few_at_a_time(changelog: SqliteChangelog) -> None:
     rows = [(b"%d" % number, b"x" * (1 << 18), 0) for number in range(200)]
-    sqlite_partition.append_batch(changelog.path(ZERO), rows, writer="w", query_id="q", batch_id=1, write_name="s")
+    sqlite_batches.append_batch(changelog.path(ZERO), rows, writer="w", query_id="q", batch_id=1, write_name="s")
     with consuming(changelog) as consumer:
         offsets: list[int] = []
         while len(offsets) < 200:
@@ -232,9 +233,9 @@ def test_log_is_not_current_during_an_open_commit(changelog: SqliteChangelog) ->
     with consuming(changelog) as consumer:
         poll_one(consumer)
         assert caught_up(consumer)
-        with closing(sqlite_partition.connect(changelog.path(ZERO))) as writer:
+        with closing(sqlite_log_file.connect(changelog.path(ZERO))) as writer:
             writer.execute("PRAGMA cache_size=1")
-            with sqlite_partition.transaction(writer):
+            with sqlite_log_file.transaction(writer):
                 # More than the cache holds, so that the kernel tells of writes before there is a commit to see.
                 rows = ((offset, b"k%d" % offset, bytes(4096), 1, 0) for offset in range(50))
                 writer.executemany(
@@ -424,7 +425,7 @@ def test_log_knows_its_writing_queries_until_reset(changelog: SqliteChangelog) -
     assert not has_written("another", "q")
     assert not has_written("w", "another")
     names = {"writer": "w", "query_id": "q", "write_name": "w"}
-    sqlite_partition.append_batch(changelog.path(ONE), [(b"a", b"1", 1)], batch_id=0, **names)
+    sqlite_batches.append_batch(changelog.path(ONE), [(b"a", b"1", 1)], batch_id=0, **names)
     changelog.append_heartbeat("t", writer="w", query_id="another", value=b"v")
     assert has_written("w", "q"), "it was superseded, which is another error"
     changelog.retire_writer("t", "w")
@@ -689,14 +690,14 @@ def test_a_directory_keeps_its_id_and_no_two_share_one(tmp_path: Path) -> None:
     one, again = SqliteChangelog(tmp_path / "one"), SqliteChangelog(tmp_path / "one")
     assert one.directory_id == again.directory_id
     assert one.directory_id != SqliteChangelog(tmp_path / "two").directory_id
-    sqlite_partition.check_directory(str(one.directory), one.directory_id, "here", "here")
+    sqlite_log_file.check_directory(str(one.directory), one.directory_id, "here", "here")
     assert {path.name for path in (tmp_path / "one").iterdir()} >= {"directory.id", "topics.db"}
     assert not list((tmp_path / "one").glob(".directory.id.*"))
 
 
 PRELUDE = """
 import sys
-from forebay.changelog.sqlite import partition as sp
+from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.task_ids import TopicPartition
 directory, name = sys.argv[1], sys.argv[2]
@@ -718,7 +719,7 @@ go()
 for batch in range(15):
     for partition in range(2):
         rows = [(f"{name}-{batch}-{row}".encode(), b"v", 1) for row in range(5)]
-        sp.append_batch(changelog.path(TopicPartition("t", partition)), rows,
+        sqlite_batches.append_batch(changelog.path(TopicPartition("t", partition)), rows,
                         writer=name, query_id=name, batch_id=batch, write_name="s")
 print("done", flush=True)
 """
@@ -816,7 +817,7 @@ KILLED_WITHIN_A_BATCH = """
 changelog = SqliteChangelog(directory)
 path = changelog.path(TopicPartition("t", 0))
 def append(rows, batch):
-    sp.append_batch(path, rows, writer="w", query_id="q", batch_id=batch, write_name="s")
+    sqlite_batches.append_batch(path, rows, writer="w", query_id="q", batch_id=batch, write_name="s")
 def stalling():
     yield from ((b"%d" % row, b"v", 1) for row in range(9000))
     go()
@@ -844,7 +845,7 @@ changelog = SqliteChangelog(directory)
 path = changelog.path(TopicPartition("t", 0))
 for batch in range(100_000):
     rows = [(b"%d" % batch, b"v", 1)] * 300
-    sp.append_batch(path, rows, writer="w", query_id="q", batch_id=batch, write_name="s")
+    sqlite_batches.append_batch(path, rows, writer="w", query_id="q", batch_id=batch, write_name="s")
     print(batch, flush=True)
 """
 

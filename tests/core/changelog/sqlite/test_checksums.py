@@ -11,18 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.changelog import Batch, Consumer
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
+from forebay.changelog.sqlite import log_file as sqlite_log_file
+from forebay.changelog.sqlite import writers as sqlite_writers
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.checksums import Checked, check, checksum, with_checksums, without_holes
 from forebay.changelog.sqlite.compaction import CompactionLimits, compact
 from forebay.changelog.sqlite.consumer import SqliteConsumer
-from forebay.changelog.sqlite.partition import WriteRefused
+from forebay.changelog.sqlite.log_file import WriteRefused
 from forebay.errors import ChangelogError
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec
 from tests.core.changelog.sqlite.test_changelog import append, consuming, pairs, poll_one
-from tests.core.changelog.sqlite.test_partition import append as append_to
-from tests.core.changelog.sqlite.test_partition import beat, logged, rows_of
+from tests.support.sqlite_partitions import append as append_to
+from tests.support.sqlite_partitions import beat, logged, rows_of
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)
 
@@ -58,14 +60,14 @@ def changelog(tmp_path: Path) -> SqliteChangelog:
 def old_log(tmp_path: Path) -> str:
     """A partition as 0.1 left it, with three records."""
     path = str(tmp_path / "old.db")
-    with closing(sqlite_partition.connect(path, create=True)) as connection:
-        sqlite_partition.enable_wal(connection)
+    with closing(sqlite_log_file.connect(path, create=True)) as connection:
+        sqlite_log_file.enable_wal(connection)
         connection.executescript(OF_0_1)
     return path
 
 
 def execute(path: str, statement: str) -> None:
-    with closing(sqlite_partition.connect(path)) as connection:
+    with closing(sqlite_log_file.connect(path)) as connection:
         assert connection.execute(statement).rowcount in (-1, 1)
 
 
@@ -136,8 +138,8 @@ def test_every_kind_of_record_has_a_checksum(changelog: SqliteChangelog) -> None
     path = changelog.path(ZERO)
     append_to(path, rows_of("a=1 b"))
     beat(path)
-    sqlite_partition.retire_writer(path, "w")
-    with closing(sqlite_partition.connect(path)) as connection:
+    sqlite_writers.retire_writer(path, "w")
+    with closing(sqlite_log_file.connect(path)) as connection:
         found = connection.execute(
             "SELECT offset, key, value, timestamp_ms, heartbeat, checksum FROM log"
         ).fetchall()
@@ -197,7 +199,7 @@ def test_a_damaged_record_is_looked_at_again_now_and_then_only(
 def test_a_digit_that_the_disk_changed_is_noticed(changelog: SqliteChangelog) -> None:
     append(changelog, ZERO, "a=1006 b=1007 c=1008", 0)
     path = Path(changelog.path(ZERO))
-    with closing(sqlite_partition.connect(str(path))) as connection:
+    with closing(sqlite_log_file.connect(str(path))) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     content = path.read_bytes()
     assert content.count(b"1007") == 1
@@ -233,9 +235,9 @@ def test_records_that_do_not_ascend_or_have_a_hole_are_cut(
 def test_a_record_whose_offset_is_damaged_is_not_stepped_over(tmp_path: Path) -> None:
     """Compaction has removed others before it, so that a hole is none to wonder at."""
     path = tmp_path / "0.db"
-    sqlite_partition.create(str(path), "identity")
+    sqlite_log_file.create(str(path), "identity")
     append_to(str(path), [(b"key%d" % key, b"%d" % key, 1) for key in range(200)])
-    with closing(sqlite_partition.connect(str(path))) as connection:
+    with closing(sqlite_log_file.connect(str(path))) as connection:
         connection.execute("UPDATE state SET removed_to = 200")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     content = bytearray(path.read_bytes())
@@ -252,13 +254,13 @@ def test_a_record_whose_offset_is_damaged_is_not_stepped_over(tmp_path: Path) ->
 def long_log(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A partition of several pages, all in one file."""
     path = tmp_path / "0.db"
-    sqlite_partition.create(str(path), "identity")
+    sqlite_log_file.create(str(path), "identity")
     for batch in range(10):
         rows = [(b"key%d" % key, b"value%d-%d" % (batch, key), 1) for key in range(20)]
-        sqlite_partition.append_batch(str(path), rows, writer="w", query_id="q", batch_id=batch, write_name="w")
+        sqlite_batches.append_batch(str(path), rows, writer="w", query_id="q", batch_id=batch, write_name="w")
         if request.param == "compacted" and batch == 4:
             assert compact(str(path), SPEC, CompactionLimits(0, 10**9), 10**12) == 80
-    with closing(sqlite_partition.connect(str(path))) as connection:
+    with closing(sqlite_log_file.connect(str(path))) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return path
 
@@ -339,7 +341,7 @@ def test_records_of_0_1_are_read_and_counted_as_unchecked(old_log: str) -> None:
     [
         lambda path: append_to(path, rows_of("c=3")),
         lambda path: beat(path),
-        lambda path: sqlite_partition.retire_writer(path, "w"),
+        lambda path: sqlite_writers.retire_writer(path, "w"),
     ],
     ids=["batch", "heartbeat", "retirement"],
 )
@@ -364,7 +366,7 @@ def test_unchecked_records_stay_unchecked_in_compaction(old_log: str) -> None:
 
 
 def test_after_a_reset_every_record_is_checked(old_log: str) -> None:
-    sqlite_partition.reset(old_log, "another")
+    sqlite_log_file.reset(old_log, "another")
     append_to(old_log, rows_of("a=1"))
     batch = read(old_log)
     assert (batch.identity, len(batch.records), batch.unchecked) == ("another", 1, 0)
@@ -376,7 +378,7 @@ def test_a_version_that_knows_no_checksums_refuses_such_a_log(
     old_log: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append_to(old_log, rows_of("c=3"))
-    monkeypatch.setattr(sqlite_partition, "_FORMAT", 1)
+    monkeypatch.setattr(sqlite_log_file, "_FORMAT", 1)
     with pytest.raises(
         WriteRefused, match=r"log format 3; this version supports formats up to 1\. Upgrade forebay"
     ):

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.sqlite import compaction
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import log_file as sqlite_log_file
 from forebay.changelog.sqlite.compaction import CompactionLimits
-from forebay.changelog.sqlite.partition import heartbeat_key
 from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.topology import StoreSpec
-from tests.core.changelog.sqlite.test_partition import Logged, Row, append, beat, fold, logged, rows_of, state
+from tests.support.sqlite_partitions import Logged, Row, append, beat, fold, logged, rows_of, state
 
 DAY_MS = 86_400_000
 LATEST = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)
@@ -28,7 +28,7 @@ VERSIONS = StoreSpec("s", "versioned", "string", "json", "murmur2", "t", 1, hist
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     file = str(tmp_path / "0.db")
-    sqlite_partition.create(file, "identity")
+    sqlite_log_file.create(file, "identity")
     return file
 
 
@@ -188,8 +188,8 @@ def test_others_write_while_a_log_is_compacted(path: str, monkeypatch: pytest.Mo
 
     def write_meanwhile(_: float) -> None:
         with (
-            contextlib.closing(sqlite_partition.connect(path)) as connection,
-            sqlite_partition.transaction(connection),
+            contextlib.closing(sqlite_log_file.connect(path)) as connection,
+            sqlite_log_file.transaction(connection),
         ):
             connection.execute("PRAGMA busy_timeout=0")
         written.append(append(path, rows_of("c=1"), len(written) + 1))
@@ -204,7 +204,7 @@ def test_a_log_that_is_reset_meanwhile_keeps_what_it_gets_then(path: str, monkey
     monkeypatch.setattr(compaction, "_RECORDS_AT_ONCE", 10)
 
     def reset(_: float) -> None:
-        sqlite_partition.reset(path, "another")
+        sqlite_log_file.reset(path, "another")
         append(path, rows_of("a=2 " * 50))
 
     monkeypatch.setattr(compaction.time, "sleep", reset)
@@ -268,7 +268,7 @@ def test_compaction_never_changes_what_the_log_says(
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = f"{directory}/0.db"
-        sqlite_partition.create(path, "identity")
+        sqlite_log_file.create(path, "identity")
         written: list[Logged] = []
         batch: list[Row] = []
         batches = 0

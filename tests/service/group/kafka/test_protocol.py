@@ -18,7 +18,7 @@ from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
 
 from forebay.changelog.kafka.url import KafkaUrl
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.clock import boot_ms
 from forebay.streams_metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
@@ -61,7 +61,7 @@ def changelog(tmp_path_factory: pytest.TempPathFactory) -> SqliteChangelog:
         log.ensure_topic(topic, partitions)
         for partition in range(partitions):
             path = log.path(TopicPartition(topic, partition))
-            sqlite_partition.append_batch(path, rows, writer="w", query_id="q", batch_id=0, write_name="w")
+            sqlite_batches.append_batch(path, rows, writer="w", query_id="q", batch_id=0, write_name="w")
     return log
 
 

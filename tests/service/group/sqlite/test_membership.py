@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.changelog.sqlite import partition as sqlite_partition
+from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ConfigurationError
 from forebay.streams_metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
@@ -55,7 +55,7 @@ def changelog(tmp_path_factory: pytest.TempPathFactory) -> SqliteChangelog:
     for spec in WIDER_TOPOLOGY.stores.values():
         log.ensure_topic(spec.topic, spec.partitions)
         for partition in range(spec.partitions):
-            sqlite_partition.append_batch(
+            sqlite_batches.append_batch(
                 log.path(TopicPartition(spec.topic, partition)),
                 rows,
                 writer="w",

@@ -1,0 +1,228 @@
+"""The database of one partition of the SQLite changelog: its format, its state, and how it is opened.
+
+Imports the standard library only: the Spark sink ships this module to executors that may lack forebay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator
+from typing import NamedTuple
+from urllib.parse import quote
+
+_FORMAT = 3
+_CHECKSUMS_SINCE = 2
+_REMOVALS_SINCE = 3
+_WAL_ATTEMPTS = 250
+_PATIENCE_S = 120
+"""How long to wait for another holder of a log's write lock: another query may have millions of rows to write."""
+DIRECTORY_ID_FILE = "directory.id"
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS log (
+    offset INTEGER PRIMARY KEY, key BLOB NOT NULL, value BLOB, timestamp_ms INTEGER NOT NULL,
+    heartbeat INTEGER NOT NULL, checksum INTEGER);
+CREATE TABLE IF NOT EXISTS state (
+    id INTEGER PRIMARY KEY CHECK (id = 0), format INTEGER NOT NULL, identity TEXT NOT NULL,
+    next_offset INTEGER NOT NULL, tombstone_floor INTEGER NOT NULL, checked_from INTEGER NOT NULL DEFAULT 0,
+    removed_to INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS batch (
+    query_id TEXT NOT NULL, write_name TEXT NOT NULL, batch_id INTEGER NOT NULL,
+    row_count INTEGER NOT NULL, digest BLOB NOT NULL, next_offset INTEGER NOT NULL,
+    PRIMARY KEY (query_id, write_name, batch_id)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS writer (
+    writer TEXT NOT NULL, query_id TEXT NOT NULL, superseded INTEGER NOT NULL,
+    PRIMARY KEY (writer, query_id)) WITHOUT ROWID;
+"""
+
+
+INSERT_INTO = "INSERT INTO log (offset, key, value, timestamp_ms, heartbeat, checksum) VALUES "
+
+
+UNREADABLE: tuple[type[Exception], ...] = (sqlite3.Error, TypeError, ValueError, OverflowError)
+"""Raised by ``sqlite3``, and where its values are used, if a file cannot be read or is damaged. Values may have
+another type then, and texts be no UTF-8."""
+
+
+class WriteRefused(Exception):
+    """A batch that must not be written; none of it was."""
+
+
+class LogState(NamedTuple):
+    """What a partition's log says of itself."""
+
+    identity: str
+    next_offset: int
+    tombstone_floor: int
+    checked_from: int
+    """Records from this offset on have checksums."""
+    removed_to: int
+    """Compaction has removed records before this offset only: of those from it on none may be missing."""
+    columns: str
+    """The columns of a record with its checksum, to be selected."""
+
+
+def partition_path(directory: str, topic: str, partition: int) -> str:
+    """The database of a partition."""
+    return os.path.join(directory, topic, f"{partition}.db")
+
+
+def connect(path: str, *, create: bool = False) -> sqlite3.Connection:
+    """A connection in autocommit mode; raises ``sqlite3.OperationalError`` if the file is missing."""
+    mode = "rwc" if create else "rw"
+    if create:
+        create_private(path)
+    connection = sqlite3.connect(
+        f"file:{quote(path)}?mode={mode}",
+        uri=True,
+        timeout=_PATIENCE_S,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        connection.execute("PRAGMA synchronous=FULL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def create_private(path: str) -> None:
+    """Create an empty file unless there is one: for its user only, or as open as its directory.
+
+    An operator who shares a log between users makes its directory for them beforehand.
+    """
+    # Where that fails, SQLite says why.
+    with contextlib.suppress(OSError):
+        mode = os.stat(os.path.dirname(path)).st_mode & 0o666
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode))
+
+
+def enable_wal(connection: sqlite3.Connection) -> None:
+    """Turn on the write-ahead log; SQLite refuses at once, without waiting, while another process does so."""
+    for attempts_left in range(_WAL_ATTEMPTS, -1, -1):
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:
+            if not attempts_left:
+                raise
+            time.sleep(0.02)
+
+
+def check_format(connection: sqlite3.Connection | sqlite3.Cursor, path: str) -> int:
+    """The log's format; raises ``WriteRefused`` if it is newer than this version."""
+    (found,) = connection.execute("SELECT format FROM state").fetchone()
+    if found > _FORMAT:
+        raise WriteRefused(
+            f"{path} has log format {found}; this version supports formats up to {_FORMAT}. Upgrade forebay."
+        )
+    return int(found)
+
+
+def read_state(connection: sqlite3.Connection | sqlite3.Cursor, path: str) -> LogState:
+    """The log's state; raises ``WriteRefused`` as ``check_format`` does. Call within a transaction."""
+    found = check_format(connection, path)
+    # Of an older log it is not known what has no checksum, or was removed.
+    checked_from = "checked_from" if found >= _CHECKSUMS_SINCE else "next_offset"
+    removed_to = "removed_to" if found >= _REMOVALS_SINCE else "next_offset"
+    expected = "checksum" if found >= _CHECKSUMS_SINCE else "NULL"
+    return LogState._make(
+        connection.execute(
+            f"SELECT identity, next_offset, tombstone_floor, {checked_from}, {removed_to}, "
+            f"'offset, key, value, timestamp_ms, heartbeat, {expected}' FROM state"
+        ).fetchone()
+    )
+
+
+def prepare_to_write(connection: sqlite3.Connection, path: str) -> None:
+    """Give a log of an older format the present one, within a transaction; what it contains stays as it is.
+
+    Raises ``WriteRefused`` if its format is newer than this version.
+    """
+    found = check_format(connection, path)
+    if found < _CHECKSUMS_SINCE:
+        connection.execute("ALTER TABLE log ADD COLUMN checksum INTEGER")
+        connection.execute("ALTER TABLE state ADD COLUMN checked_from INTEGER NOT NULL DEFAULT 0")
+        connection.execute("UPDATE state SET checked_from = next_offset")
+    if found < _REMOVALS_SINCE:
+        connection.execute("ALTER TABLE state ADD COLUMN removed_to INTEGER NOT NULL DEFAULT 0")
+        connection.execute("UPDATE state SET format = ?, removed_to = next_offset", (_FORMAT,))
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """A write transaction, rolled back on any error."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def is_written_to(cursor: sqlite3.Cursor) -> bool:
+    """Whether the log's write lock is taken: what its file already contains may become visible any time."""
+    cursor.execute("PRAGMA busy_timeout=0")
+    try:
+        cursor.execute("BEGIN IMMEDIATE")
+        cursor.execute("ROLLBACK")
+        return False
+    except sqlite3.OperationalError:
+        return True
+    finally:
+        cursor.execute(f"PRAGMA busy_timeout={1000 * _PATIENCE_S}")
+
+
+def create(path: str, identity: str) -> str:
+    """Create the partition unless it exists; returns its identity."""
+    with contextlib.closing(connect(path, create=True)) as connection:
+        enable_wal(connection)
+        with transaction(connection):
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
+            known = connection.execute("SELECT count(*) FROM state").fetchone()[0]
+            if not known:
+                connection.execute("INSERT INTO state VALUES (0, ?, ?, 0, 0, 0, 0)", (_FORMAT, identity))
+            prepare_to_write(connection, path)
+            (found,) = connection.execute("SELECT identity FROM state").fetchone()
+    return str(found)
+
+
+def check_directory(directory: str, directory_id: str, driver_host: str, host: str) -> None:
+    """Refuse to write if the driver's directory is not here: SQLite serves one machine."""
+    try:
+        with open(os.path.join(directory, DIRECTORY_ID_FILE)) as file:
+            found = file.read().strip()
+    except OSError:
+        found = None
+    if found != directory_id:
+        raise WriteRefused(
+            f"The SQLite changelog {directory} of the Spark driver on {driver_host} is not the one that the "
+            f"executor on {host} sees. SQLite serves one machine: run Spark in local mode, or use a kafka:// "
+            "changelog."
+        )
+
+
+def reset(path: str, identity: str) -> None:
+    """Empty the partition and give it a new identity, in place: open readers see it at their next poll."""
+    with contextlib.closing(connect(path)) as connection, transaction(connection):
+        prepare_to_write(connection, path)
+        for table in ("log", "batch", "writer"):
+            connection.execute(f"DELETE FROM {table}")
+        connection.execute(
+            "UPDATE state SET identity = ?, "
+            "next_offset = 0, tombstone_floor = 0, checked_from = 0, removed_to = 0",
+            (identity,),
+        )
+
+
+def new_identity() -> str:
+    """A fresh log identity."""
+    return str(uuid.uuid4())

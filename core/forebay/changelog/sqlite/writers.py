@@ -1,0 +1,96 @@
+"""Who writes to a partition of the SQLite changelog, and the heartbeats of each writer.
+
+Imports little but the standard library: the Spark sink ships this module to executors that may lack forebay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+
+from forebay.changelog.heartbeat_keys import heartbeat_key
+from forebay.changelog.sqlite.checksums import Row, checksum
+from forebay.changelog.sqlite.log_file import INSERT_INTO, WriteRefused, connect, prepare_to_write, transaction
+
+_INSERT = f"{INSERT_INTO}(?, ?, ?, ?, ?, ?)"
+
+
+def claim_writer(connection: sqlite3.Connection, writer: str, query_id: str) -> None:
+    """Make a query the one that writes as ``writer``; call within a transaction.
+
+    A query that another superseded must not write again; raises ``WriteRefused``.
+    """
+    row = connection.execute(
+        "SELECT superseded FROM writer WHERE writer = ? AND query_id = ?", (writer, query_id)
+    ).fetchone()
+    if row is None:
+        connection.execute("UPDATE writer SET superseded = 1 WHERE writer = ?", (writer,))
+        connection.execute("INSERT INTO writer VALUES (?, ?, 0)", (writer, query_id))
+    elif row[0]:
+        raise WriteRefused(
+            f"Two queries write as {writer!r}: query {query_id} was superseded by another. Stop one of them, or "
+            "give each its own writer=. If the other is gone for good: forebay changelog retire-writer."
+        )
+
+
+def append_heartbeat(path: str, *, writer: str, query_id: str, value: bytes) -> tuple[str, int]:
+    """Append a heartbeat; returns the partition's identity, and its next offset after it."""
+    with contextlib.closing(connect(path)) as connection, transaction(connection):
+        prepare_to_write(connection, path)
+        claim_writer(connection, writer, query_id)
+        identity, offset = connection.execute("SELECT identity, next_offset FROM state").fetchone()
+        connection.execute(_INSERT, _row(offset, heartbeat_key(writer), value, int(time.time() * 1000), 1))
+        connection.execute("UPDATE state SET next_offset = ?", (offset + 1,))
+        return str(identity), int(offset) + 1
+
+
+def last_heartbeat(path: str, writer: str) -> bytes | None:
+    """The value of a writer's newest heartbeat; None if it has written none, or was retired."""
+    with contextlib.closing(connect(path)) as connection:
+        found = connection.execute(
+            "SELECT value FROM log WHERE key = ? AND heartbeat = 1 ORDER BY offset DESC LIMIT 1",
+            (heartbeat_key(writer),),
+        ).fetchone()
+        return None if found is None else found[0]
+
+
+def has_written(path: str, writer: str, query_id: str) -> tuple[str, bool]:
+    """The partition's identity, and whether a batch or a heartbeat of a query was written here under a name."""
+    with contextlib.closing(connect(path)) as connection:
+        identity, found = connection.execute(
+            "SELECT identity, EXISTS (SELECT 1 FROM writer WHERE writer = :writer AND query_id = :query_id) "
+            "OR EXISTS (SELECT 1 FROM batch WHERE write_name = :writer AND query_id = :query_id) FROM state",
+            {"writer": writer, "query_id": query_id},
+        ).fetchone()
+        return str(identity), bool(found)
+
+
+def writers(path: str) -> set[str]:
+    """The names of all writers so far."""
+    with contextlib.closing(connect(path)) as connection:
+        return {name for (name,) in connection.execute("SELECT DISTINCT writer FROM writer")}
+
+
+def retire_writer(path: str, writer: str) -> None:
+    """Append a tombstone to a writer's heartbeats: it no longer counts in the store's age."""
+    with contextlib.closing(connect(path)) as connection, transaction(connection):
+        prepare_to_write(connection, path)
+        (offset,) = connection.execute("SELECT next_offset FROM state").fetchone()
+        connection.execute(_INSERT, _row(offset, heartbeat_key(writer), None, int(time.time() * 1000), 1))
+        connection.execute("UPDATE state SET next_offset = ?", (offset + 1,))
+        connection.execute("DELETE FROM writer WHERE writer = ?", (writer,))
+
+
+def has_retired(path: str, writer: str) -> bool:
+    """Whether the last heartbeat of a writer that the log has is its tombstone."""
+    with contextlib.closing(connect(path)) as connection:
+        last = connection.execute(
+            "SELECT value IS NULL FROM log WHERE heartbeat AND key = ? ORDER BY offset DESC LIMIT 1",
+            (heartbeat_key(writer),),
+        ).fetchone()
+        return last is not None and bool(last[0])
+
+
+def _row(offset: int, key: bytes, value: bytes | None, timestamp_ms: int, heartbeat: int) -> Row:
+    return offset, key, value, timestamp_ms, heartbeat, checksum(offset, key, value, timestamp_ms, heartbeat)
