@@ -19,7 +19,8 @@ from docs.generate import GENERATED, problems_page, settings_page
 
 from forebay.authentication import AUTHENTICATOR_ENTRY_POINTS
 from forebay.cli import commands
-from forebay.codecs import KEY_CODECS, VALUE_CODECS
+from forebay.codecs.keys import KEY_CODECS
+from forebay.codecs.values import VALUE_CODECS
 from forebay.errors import Forbidden, Problem, Unauthenticated
 from forebay.settings import SETTINGS, RouterSettings, load_settings
 from forebay.topology import (

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from forebay.codecs import KeyCodec
+from forebay.codecs.keys import KeyCodec
 
 RESERVED_TAG = b"\x00"
 """Tag of keys that a store keeps for itself, such as its offset."""

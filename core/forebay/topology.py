@@ -13,7 +13,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from forebay.codecs import KEY_CODECS, TEXT_KEY_CODECS, TEXT_VALUE_CODECS, VALUE_CODECS, KeyCodec, ValueCodec
+from forebay.codecs.keys import KEY_CODECS, TEXT_KEY_CODECS, KeyCodec
+from forebay.codecs.values import TEXT_VALUE_CODECS, VALUE_CODECS, ValueCodec
 from forebay.errors import PartitionerMissing, TopologyError
 from forebay.lag import Tolerance
 from forebay.partitioning import Murmur2Partitioner, StreamPartitioner

@@ -13,7 +13,7 @@ from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.clock import boot_ms, epoch_ms
-from forebay.codecs import canonical_json
+from forebay.codecs.canonical_json import canonical_json
 from forebay.position import Position, encode_position, log_digest
 from forebay.task_ids import TopicPartition
 from forebay.topology import StoreSpec, Topology

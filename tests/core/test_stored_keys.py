@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from forebay.codecs import KEY_CODECS
+from forebay.codecs.keys import KEY_CODECS
 from forebay.store_kinds import STORE_KINDS
 from forebay.stored_keys import (
     END_OF_USER_KEYS,

@@ -10,7 +10,8 @@ from typing import Any
 
 from forebay.changelog.base import Heartbeat, Record
 from forebay.changelog.heartbeat_keys import writer_of
-from forebay.codecs import KeyCodec, ValueCodec
+from forebay.codecs.keys import KeyCodec
+from forebay.codecs.values import ValueCodec
 from forebay.topology import StoreSpec
 
 

@@ -40,7 +40,7 @@ from forebay.client.results import ITEM_TYPES, Answer, Change, Page, answer_of, 
 from forebay.client.scattered_page import scattered_page
 from forebay.client.store_changes import Absent, StoreChange, StoreChangesRequest, Values
 from forebay.client.target_partition import TargetPartition
-from forebay.codecs import to_segment
+from forebay.codecs.keys import to_segment
 from forebay.errors import BadKey, PartitionerMissing, Problem, UnknownKey
 from forebay.position import later_position
 from forebay.rest.answers import ReplicaInfo

@@ -12,7 +12,7 @@ from typing import Any
 
 from forebay.client.options import ALL_KEYS
 from forebay.client.results import Answer, Change
-from forebay.codecs import KeyCodec
+from forebay.codecs.keys import KeyCodec
 from forebay.errors import BadKey, Problem, UnknownKey
 
 _UNKNOWN_KEY = f"urn:forebay:problem:{UnknownKey.name}"

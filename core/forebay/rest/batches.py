@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgpack
 
-from forebay.codecs import KeyCodec
+from forebay.codecs.keys import KeyCodec
 from forebay.errors import AnswerTooLarge, BadKey, BadRequest, Problem
 from forebay.rest.answers import JSON_HEAD, NO_STORE, HttpAnswer, problem_answer
 from forebay.rest.event_loop_turns import in_turns

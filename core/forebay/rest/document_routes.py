@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from msgspec import Struct
 
-from forebay.codecs import from_segment
+from forebay.codecs.keys import from_segment
 from forebay.errors import (
     BadKey,
     BadParameter,

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from forebay.codecs import KeyCodec
+from forebay.codecs.keys import KeyCodec
 from forebay.shapes.reading import read_values
 from forebay.shapes.stores import (
     HostMetadata,

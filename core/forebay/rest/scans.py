@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import msgpack
 
-from forebay.codecs import all_to_json, from_segment
+from forebay.codecs.bulk_json import all_to_json
+from forebay.codecs.keys import from_segment
 from forebay.errors import BadParameter, WrongStoreKind
 from forebay.position import Position, decode_position
 from forebay.rest.list_routes import ScanRoute

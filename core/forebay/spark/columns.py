@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from forebay.codecs import TOTAL_KEYS
+from forebay.codecs.keys import TOTAL_KEYS
 from forebay.errors import SinkError
 from forebay.spark.executor import KeyColumns
 from forebay.spark.expressions import hex64, quoted

@@ -6,7 +6,7 @@ import json
 import struct
 from collections.abc import Sequence
 
-from forebay.codecs import TOTAL_KEYS
+from forebay.codecs.keys import TOTAL_KEYS
 from forebay.errors import BadKey
 from forebay.spark_checkpoint.description import Path, field_at, field_reader
 from forebay.spark_checkpoint.unsafe_row import Row

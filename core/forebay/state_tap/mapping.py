@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from forebay.codecs import TOTAL_KEYS
+from forebay.codecs.keys import TOTAL_KEYS
 from forebay.errors import TopologyError
 from forebay.spark_checkpoint.data_types import AtomicType, DataType, StructType
 from forebay.spark_checkpoint.description import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, TypeAlias
 
-from forebay.codecs import ValueCodec, all_to_json
+from forebay.codecs.bulk_json import all_to_json
+from forebay.codecs.values import ValueCodec
 from forebay.retention import LogRetention, Retention
 from forebay.store_kinds.expiry_rules import ExpiryRule
 from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS, TIME_SIZE, KeyLayout, StoredKeys, successor

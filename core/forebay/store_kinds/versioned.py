@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forebay.codecs import ValueCodec
+from forebay.codecs.values import ValueCodec
 from forebay.retention import LogRetention, Retention
 from forebay.store_kinds.expiry_rules import ExpiryBySuccessor
 from forebay.store_kinds.kind import StoreKind

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from forebay.codecs import from_segment, of_one_store
+from forebay.codecs.keys import from_segment
+from forebay.codecs.segment_cache import of_one_store
 from forebay.fast_path import RequestTemplate
 from forebay.lag import Tolerance
 from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters

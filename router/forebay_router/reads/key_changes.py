@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 from forebay.client.problems import problem_of
 from forebay.clock import boot_ms
-from forebay.codecs import from_segment, to_segment
+from forebay.codecs.keys import from_segment, to_segment
 from forebay.errors import PositionOfAnotherLog, Problem, UnknownPartitioner
 from forebay.position import decode_position, encode_position
 from forebay.rest.answers import HttpAnswer

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 
 from forebay.clock import boot_ms
-from forebay.codecs import from_segment
+from forebay.codecs.keys import from_segment
 from forebay.errors import UnknownKey
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, worst_lag
 from forebay.rest.answer_aging import aged, answer_by_now, bounds_exceeded, time_reserved_for_retry_ms

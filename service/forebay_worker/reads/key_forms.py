@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from forebay.codecs import from_segment, of_one_store
+from forebay.codecs.keys import from_segment
+from forebay.codecs.segment_cache import of_one_store
 from forebay.topology import StoreSpec
 
 

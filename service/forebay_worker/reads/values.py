@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from forebay.codecs import all_to_json
+from forebay.codecs.bulk_json import all_to_json
 from forebay.errors import BadParameter, NotReady, Problem
 from forebay.log_throttle import LogThrottle
 from forebay.rest.batches import require_size

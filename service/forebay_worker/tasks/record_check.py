@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from forebay.changelog import Batch, Heartbeat, Record
-from forebay.codecs import all_fit
+from forebay.codecs.values import all_fit
 from forebay.errors import ForebayError
 from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS
 from forebay.topology import StoreSpec

@@ -10,7 +10,7 @@ from forebay import errors
 from forebay.client import ALL_KEYS, Answer, AsyncClient, Client
 from forebay.client.request_identity import Requested, batch_mismatch, change_mismatch, spec_mismatch
 from forebay.client.results import answer_of
-from forebay.codecs import KEY_CODECS
+from forebay.codecs.keys import KEY_CODECS
 from forebay.errors import AnswerMismatch, Problem
 from tests.support.answering_server import LAG, POSITION, AnsweringServer, answering_server
 

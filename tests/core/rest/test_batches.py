@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.codecs import KEY_CODECS
+from forebay.codecs.keys import KEY_CODECS
 from forebay.errors import BadKey, BadRequest, Problem
 from forebay.rest.batches import MOST_KEYS, BatchKeys, read_batch, read_batch_keys, read_plain, read_plain_keys
 from forebay.rest.event_loop_turns import in_turns

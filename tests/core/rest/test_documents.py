@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from forebay.codecs import KEY_CODECS
+from forebay.codecs.keys import KEY_CODECS
 from forebay.errors import NotReady, UnknownStore
 from forebay.rest.answers import json_answer
 from forebay.rest.documents import (

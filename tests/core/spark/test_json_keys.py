@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from forebay.codecs import KEY_CODECS
+from forebay.codecs.keys import KEY_CODECS
 
 pytestmark = pytest.mark.spark
 

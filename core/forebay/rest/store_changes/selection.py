@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from forebay.codecs import all_to_json
+from forebay.codecs.bulk_json import all_to_json
 from forebay.errors import BadParameter, BadRequest
 from forebay.rest.batches import MOST_KEYS, read_batch_keys
 from forebay.rest.list_routes import SCAN_ROUTES

@@ -1,36 +1,17 @@
-import base64
 import json
 import math
-import struct
 from typing import Any
 
 import pytest
-import rfc8785
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from forebay.codecs import KEY_CODECS, VALUE_CODECS, all_to_json, canonical_json, from_segment, to_segment
+from forebay.codecs.keys import KEY_CODECS, from_segment, to_segment
+from forebay.codecs.values import VALUE_CODECS
 from forebay.errors import BadKey
+from tests.support.drawn_keys import json_keys, json_values
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=150)
-
-_SAFE_INTEGER = 2**53 - 1
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.text(max_size=8)
-    | st.integers(-_SAFE_INTEGER, _SAFE_INTEGER)
-    | st.floats(-_SAFE_INTEGER, _SAFE_INTEGER),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
-json_keys: dict[str, st.SearchStrategy[Any]] = {
-    "string": st.text(max_size=20),
-    "int32": st.integers(-(2**31), 2**31 - 1),
-    "int64": st.integers(-(2**63), 2**63 - 1),
-    "bytes": st.binary(max_size=20).map(lambda raw: base64.urlsafe_b64encode(raw).rstrip(b"=").decode()),
-    "json": json_values,
-}
 any_key = st.sampled_from(sorted(json_keys)).flatmap(lambda name: st.tuples(st.just(name), json_keys[name]))
 
 
@@ -226,85 +207,5 @@ def test_one_json_key_spelt_twice_is_one_key(key: dict[str, Any]) -> None:
     assert codec.from_text(spelt) == codec.from_json(key)
 
 
-@repeatable
-@given(st.text(max_size=20))
-def test_a_string_value_is_shown_as_json_text(value: str) -> None:
-    assert json.loads(VALUE_CODECS["string"].to_json(value.encode())) == value
-
-
 def test_a_string_value_that_is_not_utf8_is_shown_all_the_same() -> None:
     assert json.loads(VALUE_CODECS["string"].to_json(b"a\xff")) == "a\ufffd"
-
-
-@repeatable
-@given(st.integers(-(2**63), 2**63 - 1))
-def test_an_int64_value_is_shown_exactly(value: int) -> None:
-    assert json.loads(VALUE_CODECS["int64"].to_json(value.to_bytes(8, "big", signed=True))) == value
-
-
-@repeatable
-@given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_double_value_is_shown_exactly(value: float) -> None:
-    assert json.loads(VALUE_CODECS["double"].to_json(struct.pack(">d", value))) == value
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_double_that_json_does_not_have_is_null(value: float) -> None:
-    assert VALUE_CODECS["double"].to_json(struct.pack(">d", value)) == b"null"
-
-
-@repeatable
-@given(st.binary(max_size=20))
-def test_a_bytes_value_is_shown_as_padded_base64(value: bytes) -> None:
-    assert base64.b64decode(json.loads(VALUE_CODECS["bytes"].to_json(value)), validate=True) == value
-
-
-def test_a_json_value_is_shown_byte_for_byte() -> None:
-    stored = b'{"b": 1.10, "a":[ ]}'
-    assert VALUE_CODECS["json"].to_json(stored) == stored
-
-
-@repeatable
-@given(
-    st.sampled_from(sorted(json_keys)).flatmap(lambda name: st.tuples(st.just(name), st.lists(json_keys[name])))
-)
-@example(("string", ["plain", "spaces and \u2028", 'quo"te', "back\\slash", "", "\x7f"]))
-@example(("string", ["plain", "also plain"]))
-def test_keys_have_the_same_json_text_together_as_one_by_one(drawn: tuple[str, list[Any]]) -> None:
-    name, keys = drawn
-    codec = KEY_CODECS[name]
-    plains = [codec.from_json(key) for key in keys]
-    form, texts = all_to_json(codec, plains)
-    assert [form % text for text in texts] == [codec.to_json(plain) for plain in plains]
-
-
-@repeatable
-@given(st.sampled_from(["string", "json", "bytes"]), st.lists(st.binary(max_size=8)))
-@example("string", [b"plain", b"\xff"])
-def test_values_have_the_same_json_text_together_as_one_by_one(name: str, values: list[bytes]) -> None:
-    codec = VALUE_CODECS[name]
-    form, texts = all_to_json(codec, values)
-    assert [form % text for text in texts] == [codec.to_json(value) for value in values]
-
-
-@settings(max_examples=1_000, deadline=None, derandomize=True)
-@given(
-    st.recursive(
-        st.none()
-        | st.booleans()
-        | st.integers(-(2**54), 2**54)
-        | st.floats(allow_nan=False, allow_infinity=False)
-        | st.decimals(-1000, 1000, places=3).map(float)
-        | st.text(),
-        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
-        max_leaves=8,
-    )
-)
-def test_canonical_json_is_that_of_rfc_8785(value):
-    try:
-        expected = rfc8785.dumps(value)
-    except rfc8785.CanonicalizationError:
-        with pytest.raises((rfc8785.CanonicalizationError, UnicodeEncodeError)):
-            canonical_json(value)
-    else:
-        assert canonical_json(value) == expected

@@ -1,4 +1,4 @@
-from forebay.codecs import of_one_store
+from forebay.codecs.segment_cache import of_one_store
 
 
 def test_what_a_key_needs_is_worked_out_once_unless_it_is_long():

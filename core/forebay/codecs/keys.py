@@ -1,4 +1,4 @@
-"""Key and value codecs: how keys and values are written in the changelog, in URLs and in JSON.
+"""Key codecs: how a key is written in the changelog, in the store, in URLs and in JSON.
 
 A key has one *plain* form, its bytes in the changelog, which also decides its partition: Kafka's own
 serializers' bytes for ``string``, ``int32`` and ``int64``, RFC 8785 canonical JSON for ``json``. Its *ordered*
@@ -10,21 +10,18 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import re
-import struct
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 from urllib.parse import quote, unquote_to_bytes
 
 import rfc8785
 
+from forebay.codecs.canonical_json import canonical_json
+from forebay.codecs.raw_bytes import size_fault, text_to_json, utf8_fault
 from forebay.errors import BadKey
-from forebay.json_text import all_json, json_fault
-from forebay.remembered import remembered
+from forebay.json_text import json_fault
 
 TOTAL_KEYS = {"string": "all", "json": "[]"}
 """By key codec, the key of a value that has no key column, such as a total."""
-_AS_IT_IS_IN_JSON = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
 
 
 class KeyCodec(Protocol):
@@ -73,13 +70,6 @@ def to_segment(codec: KeyCodec, plain: bytes) -> str:
     return quote(codec.to_text(plain), safe="")
 
 
-def _text_to_json(text: bytes) -> bytes:
-    """UTF-8 text as a JSON string; most keys need no escapes, which takes a tenth of the time."""
-    if text.isalnum() or not text.translate(None, _AS_IT_IS_IN_JSON):
-        return b'"%b"' % text
-    return json.dumps(text.decode("utf-8", "replace"), ensure_ascii=False).encode()
-
-
 class StringKey:
     """UTF-8 text, as Kafka's StringSerializer writes it."""
 
@@ -99,7 +89,7 @@ class StringKey:
             ) from None
 
     def to_json(self, plain: bytes) -> bytes:
-        return _text_to_json(plain)
+        return text_to_json(plain)
 
     def from_text(self, text: bytes) -> bytes:
         try:
@@ -112,7 +102,7 @@ class StringKey:
         return plain
 
     def fault(self, plain: bytes) -> str | None:
-        return _utf8_fault(plain)
+        return utf8_fault(plain)
 
     def ordered(self, plain: bytes) -> bytes:
         return plain
@@ -150,7 +140,7 @@ class IntegerKey:
         return self.to_json(plain)
 
     def fault(self, plain: bytes) -> str | None:
-        return _size_fault(plain, self._size)
+        return size_fault(plain, self._size)
 
     def ordered(self, plain: bytes) -> bytes:
         if len(plain) != self._size:
@@ -219,39 +209,6 @@ class BytesKey:
         return ordered
 
 
-_MOST_EXACT = 2**53 - 1
-_BEYOND_UTF16_ORDER = re.compile("[\ue000-\U0010ffff]")
-
-
-def canonical_json(value: Any) -> bytes:
-    """A JSON value in its RFC 8785 form; raises what ``rfc8785.dumps`` raises.
-
-    Why not by that alone: it is written in Python throughout, and takes milliseconds for a key of a few kilobytes.
-    """
-    if _is_plain(value):
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
-    return rfc8785.dumps(value)
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether Python's own encoder writes a value as RFC 8785 does."""
-    kind = type(value)
-    if kind is str or kind is bool or value is None:
-        return True
-    if kind is int:
-        return bool(-_MOST_EXACT <= value <= _MOST_EXACT)
-    if kind is float:
-        # Others have an exponent, or are written without a fraction.
-        return bool(1e-4 <= abs(value) < 1e15) and not value.is_integer()
-    if kind is list:
-        return all(map(_is_plain, value))
-    if kind is not dict:
-        return False
-    if not all(type(name) is str and _BEYOND_UTF16_ORDER.search(name) is None for name in value):
-        return False
-    return all(map(_is_plain, value.values()))
-
-
 class JsonKey:
     """Any JSON value in its RFC 8785 canonical form; the codec of keys made of several columns."""
 
@@ -308,135 +265,3 @@ _KEY_CODECS: tuple[KeyCodec, ...] = (
 KEY_CODECS: dict[str, KeyCodec] = {codec.name: codec for codec in _KEY_CODECS}
 TEXT_KEY_CODECS: dict[str, KeyCodec] = {**KEY_CODECS, "int64": TextInt64Key()}
 """The codecs of requests with ``numbers=text``."""
-
-
-class ValueCodec(Protocol):
-    """Turns a stored value into JSON text."""
-
-    name: str
-
-    def to_json(self, stored: bytes) -> bytes:
-        """The JSON text that stands for the value in an answer."""
-        ...
-
-    def fault(self, stored: bytes) -> str | None:
-        """Why bytes that others wrote are not a value of this codec, None if they are."""
-        ...
-
-
-class JsonValue:
-    """JSON text, spliced into answers unparsed."""
-
-    name = "json"
-
-    def to_json(self, stored: bytes) -> bytes:
-        return stored
-
-    def fault(self, stored: bytes) -> str | None:
-        return json_fault(stored)
-
-
-class StringValue:
-    """UTF-8 text."""
-
-    name = "string"
-
-    def to_json(self, stored: bytes) -> bytes:
-        return _text_to_json(stored)
-
-    def fault(self, stored: bytes) -> str | None:
-        return _utf8_fault(stored)
-
-
-class Int64Value:
-    """A signed 64-bit big-endian integer, as Kafka's LongSerializer writes it."""
-
-    name = "int64"
-
-    def to_json(self, stored: bytes) -> bytes:
-        return str(int.from_bytes(stored, "big", signed=True)).encode()
-
-    def fault(self, stored: bytes) -> str | None:
-        return _size_fault(stored, 8)
-
-
-class TextInt64Value(Int64Value):
-    """The same as a string in JSON."""
-
-    def to_json(self, stored: bytes) -> bytes:
-        return b'"%b"' % super().to_json(stored)
-
-
-class DoubleValue:
-    """A 64-bit big-endian IEEE 754 number, as Kafka's DoubleSerializer writes it; null unless finite."""
-
-    name = "double"
-
-    def to_json(self, stored: bytes) -> bytes:
-        (number,) = struct.unpack(">d", stored)
-        return json.dumps(number).encode() if number - number == 0 else b"null"
-
-    def fault(self, stored: bytes) -> str | None:
-        return _size_fault(stored, 8)
-
-
-class BytesValue:
-    """Any bytes, base64 (RFC 4648, padded) in JSON."""
-
-    name = "bytes"
-
-    def to_json(self, stored: bytes) -> bytes:
-        return b'"' + base64.b64encode(stored) + b'"'
-
-    def fault(self, stored: bytes) -> str | None:
-        return None
-
-
-VALUE_CODECS: dict[str, ValueCodec] = {
-    codec.name: codec for codec in (JsonValue(), StringValue(), Int64Value(), DoubleValue(), BytesValue())
-}
-TEXT_VALUE_CODECS: dict[str, ValueCodec] = {**VALUE_CODECS, "int64": TextInt64Value()}
-
-
-def _utf8_fault(raw: bytes) -> str | None:
-    try:
-        raw.decode()
-    except UnicodeDecodeError as error:
-        return f"it is not valid UTF-8: {error.reason} at byte {error.start}"
-    return None
-
-
-def _size_fault(raw: bytes, size: int) -> str | None:
-    return None if len(raw) == size else f"it has {len(raw)} bytes, not {size}"
-
-
-def all_to_json(codec: KeyCodec | ValueCodec, plains: list[bytes]) -> tuple[bytes, list[bytes]]:
-    """The JSON text of each, as a form and what to fill it with: ``form % (filling,)``.
-
-    Texts and JSON as a rule are filled in as they are, which takes a fraction of the time.
-    """
-    if isinstance(codec, JsonKey | JsonValue):
-        return b"%b", plains
-    if isinstance(codec, StringKey | StringValue) and not b"".join(plains).translate(None, _AS_IT_IS_IN_JSON):
-        return b'"%b"', plains
-    return b"%b", [codec.to_json(plain) for plain in plains]
-
-
-def all_fit(codec: ValueCodec, values: list[bytes]) -> bool:
-    """Whether no value has a fault: of many that is found out at a fraction of the cost."""
-    return (
-        all_json(values) if isinstance(codec, JsonValue) else all(codec.fault(value) is None for value in values)
-    )
-
-
-_MOST_REMEMBERED, _LEAST_REMEMBERED = 32_768, 64
-"""Keys remembered: of all stores of a process, and of each however many there are."""
-_MOST_REMEMBERED_BYTES = 128
-"""Longer segments are worked out each time: what is remembered must be bounded in bytes."""
-
-T = TypeVar("T")
-
-
-def of_one_store(work_out: Callable[[bytes], T], stores: int) -> Callable[[bytes], T]:
-    """The function of a segment, with its recent results kept: that of one store, which is one of so many."""
-    return remembered(work_out, max(_LEAST_REMEMBERED, _MOST_REMEMBERED // stores), _MOST_REMEMBERED_BYTES)

@@ -1,0 +1,20 @@
+"""What was worked out for the keys that were read last, by their URL segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from forebay.remembered import remembered
+
+_MOST_REMEMBERED, _LEAST_REMEMBERED = 32_768, 64
+"""Keys remembered: of all stores of a process, and of each however many there are."""
+_MOST_REMEMBERED_BYTES = 128
+"""Longer segments are worked out each time: what is remembered must be bounded in bytes."""
+
+T = TypeVar("T")
+
+
+def of_one_store(work_out: Callable[[bytes], T], stores: int) -> Callable[[bytes], T]:
+    """The function of a segment, with its recent results kept: that of one store, which is one of so many."""
+    return remembered(work_out, max(_LEAST_REMEMBERED, _MOST_REMEMBERED // stores), _MOST_REMEMBERED_BYTES)
