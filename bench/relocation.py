@@ -11,7 +11,8 @@ from bench.comparison import Effort
 from bench.figures import Row, interleaved
 
 from forebay.task_ids import TaskId
-from forebay.topology import Topology, load_topology
+from forebay.topology import Topology
+from forebay.topology_file import load_topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.relocate import relocate
 

@@ -23,9 +23,10 @@ from forebay.rest.documents import map_answer, stores_answer
 from forebay.shapes.members import Role
 from forebay.shapes.replicas import ReplicaRow
 from forebay.shapes.status import Ceiling, MapGeneration, WorkerStatus
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import Generation, HostInfo, StreamsMetadataState, cluster_map
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec, load_topology
+from forebay.topology_file import load_topology
 
 _APPLICATION, _FINGERPRINT = "bench", "f" * 16
 

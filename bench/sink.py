@@ -26,7 +26,7 @@ from examples.flights.session import start_spark
 from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.task_ids import TopicPartition
-from forebay.topology import parse_topology
+from forebay.topology_file import parse_topology
 
 SMALL_ROWS = 100
 LARGE_ROWS = 2_000_000

@@ -11,7 +11,8 @@ from bench.figures import Row, Target, interleaved
 from forebay.state_store import CommittedOffset
 from forebay.stored_keys import USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology import Topology, load_topology
+from forebay.topology import Topology
+from forebay.topology_file import load_topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offset_record import RECORD_NAME, read_positions, record_positions
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore

@@ -23,14 +23,9 @@ from forebay.codecs.keys import KEY_CODECS
 from forebay.codecs.values import VALUE_CODECS
 from forebay.errors import Forbidden, Problem, Unauthenticated
 from forebay.settings import SETTINGS, RouterSettings, load_settings
-from forebay.topology import (
-    KINDS,
-    PARTITIONER_ENTRY_POINTS,
-    STORE_ENTRY_POINTS,
-    StoreSpec,
-    SubTopology,
-    parse_topology,
-)
+from forebay.store_spec import PARTITIONER_ENTRY_POINTS, StoreSpec
+from forebay.topology import SubTopology
+from forebay.topology_file import KINDS, STORE_ENTRY_POINTS, parse_topology
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

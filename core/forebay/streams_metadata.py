@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from forebay.errors import NotReady, UnknownPartitioner, UnknownStore
 from forebay.lag import Lag
 from forebay.partitioning import StreamPartitioner
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%a-z]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
 

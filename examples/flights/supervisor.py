@@ -20,7 +20,7 @@ import httpx
 from examples.broker import Broker
 from examples.ports import free_ports
 from examples.spark_connector import spark_connector
-from forebay.topology import load_topology
+from forebay.topology_file import load_topology
 
 _WITH_SINK, _TAPPED = (Path(__file__).with_name(name) for name in ("topology.toml", "tapped.toml"))
 ROOT = Path(__file__).parents[2]

@@ -25,8 +25,8 @@ from forebay.routing.candidates import candidates
 from forebay.routing.hedging import HedgeBudget, HedgeDelay
 from forebay.settings import RouterSettings
 from forebay.shapes.status import KnownWorker, MapGeneration, RouterProcess, RouterStatus
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
-from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.discovery import Discovery
 from forebay_router.cluster.seeds import Seeds

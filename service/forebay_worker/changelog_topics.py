@@ -8,7 +8,8 @@ import threading
 
 from forebay.changelog import Changelog
 from forebay.errors import ChangelogError, ChangelogUnreachable, TopicMissing
-from forebay.topology import StoreSpec, Topology
+from forebay.store_spec import StoreSpec
+from forebay.topology import Topology
 from forebay_worker.state.directory import StateDirectory
 
 log = logging.getLogger(__name__)

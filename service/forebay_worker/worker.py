@@ -24,9 +24,10 @@ from forebay.rest.limits import Limits
 from forebay.settings import WorkerSettings
 from forebay.shapes.replicas import ReplicaRow
 from forebay.shapes.status import Ceiling, MapGeneration, WorkerStatus
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
 from forebay.task_ids import TaskId
-from forebay.topology import StoreSpec, load_topology
+from forebay.topology_file import load_topology
 from forebay_worker.changelog_topics import TopicCreation
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts

@@ -16,7 +16,7 @@ import httpx
 
 from examples.ports import free_ports
 from forebay.clock import boot_ms
-from forebay.topology import load_topology
+from forebay.topology_file import load_topology
 from tests.chaos.clocks import WallClock
 from tests.chaos.disks import Disk
 from tests.chaos.history import Finding

@@ -15,7 +15,8 @@ from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.changelog.record_headers import HEARTBEAT_HEADER
 from forebay.clock import boot_ms, epoch_ms
-from forebay.topology import StoreSpec, Topology
+from forebay.store_spec import StoreSpec
+from forebay.topology import Topology
 from tests.chaos.history import Finding, Record
 from tests.chaos.writer import Row, log_row
 

@@ -20,7 +20,8 @@ from examples.ports import free_ports
 from forebay.changelog import Changelog
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.clock import boot_ms
-from forebay.topology import Topology, load_topology
+from forebay.topology import Topology
+from forebay.topology_file import load_topology
 from tests.chaos.deployment import ROUTERS, WORKERS, Deployment, Starter
 from tests.chaos.disks import can_mount
 from tests.chaos.faults import Faults

@@ -15,8 +15,9 @@ from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.clock import boot_ms, epoch_ms
 from forebay.codecs.canonical_json import canonical_json
 from forebay.position import Position, encode_position, log_digest
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec, Topology
+from forebay.topology import Topology
 from tests.chaos.history import Finding, Item, Record, value_of
 
 KEYS = 60

@@ -13,7 +13,7 @@ from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.doctor.command import doctor
 from forebay.doctor.machine import disk_verdict, java_verdict, open_files_verdict
 from forebay.doctor.processes import Answers, process_verdict
-from forebay.topology import load_topology
+from forebay.topology_file import load_topology
 from tests.support.cluster import free_port
 
 

@@ -16,7 +16,7 @@ from forebay.shapes.reads import AnsweringReplica, KeyAnswer, list_answer
 from forebay.shapes.replicas import ReplicaRow
 from forebay.shapes.status import Ceiling, StatusReport
 from forebay.shapes.stores import HostMetadata, StoreDescription
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 COUNTERPARTS = [
     (Answer, KeyAnswer, set()),

@@ -9,6 +9,7 @@ from forebay.errors import BadKey, NotReady, UnknownPartitioner, UnknownStore
 from forebay.lag import Lag
 from forebay.partitioning import Murmur2Partitioner
 from forebay.rest.documents import cluster_map_of, map_answer
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import (
     NO_GENERATION,
     ClusterMap,
@@ -20,7 +21,6 @@ from forebay.streams_metadata import (
     cluster_map,
 )
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=100)
 

@@ -24,7 +24,7 @@ from helm_python.errors import HelmError
 from forebay.bearer_tokens import TokensFile
 from forebay.errors import Unauthenticated
 from forebay.settings import settings_for
-from forebay.topology import parse_topology
+from forebay.topology_file import parse_topology
 from tests.support.command_lines import settings_of
 
 CHART = SCHEMA.parent

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from forebay.client import Answer, Client
 from forebay.errors import HistoryExpired, UnknownKey
 from forebay.position import Position, encode_position, log_digest
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 from tests.support.cluster import Cluster, running_cluster
 
 pytestmark = pytest.mark.chaos

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.topology import load_topology
+from forebay.topology_file import load_topology
 from tests.support.cluster import running_cluster
 from tests.support.logs import SqliteLog
 

@@ -16,7 +16,7 @@ import json, os, sys
 from pyspark.sql import SparkSession, functions as F
 from forebay.errors import SinkError
 from forebay.spark import Sink
-from forebay.topology import parse_topology
+from forebay.topology_file import parse_topology
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
 spark = SparkSession.builder.remote("local[1]").getOrCreate()

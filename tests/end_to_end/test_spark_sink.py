@@ -24,7 +24,7 @@ from forebay.partitioning import Murmur2Partitioner
 from forebay.position import decode_position
 from forebay.record_orders import split_order, with_order
 from forebay.task_ids import TopicPartition
-from forebay.topology import parse_topology
+from forebay.topology_file import parse_topology
 from tests.support.cluster import wait_until
 
 pytestmark = pytest.mark.spark

@@ -701,7 +701,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "values-unchecked",
         "a value that is no JSON is noticed as it is applied",
-        "forebay.topology:StoreSpec.validated",
+        "forebay.store_spec:StoreSpec.validated",
         'self.value != "bytes"',
         "False",
         ("service/tasks/test_record_check.py::test_values_are_checked_whoever_is_said_to_write_them",),

@@ -12,8 +12,8 @@ from forebay.rest.answers import HttpAnswer
 from forebay.rest.limits import Peer
 from forebay.routing.read_policy import GiveUp
 from forebay.settings import RouterSettings, load_settings
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
-from forebay.topology import StoreSpec
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.fast_path import RouterFastPath
 from forebay_router.metrics import RouterMetrics

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import TopicRefused
-from forebay.topology import StoreSpec, parse_topology
+from forebay.store_spec import StoreSpec
+from forebay.topology_file import parse_topology
 from forebay_worker.changelog_topics import TopicCreation
 from forebay_worker.state.directory import StateDirectory
 from tests.support.cluster import wait_until

@@ -8,7 +8,8 @@ from typing import Protocol
 
 from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo
 from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology import Topology, parse_topology
+from forebay.topology import Topology
+from forebay.topology_file import parse_topology
 from forebay_worker.group.membership import Membership
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 from forebay_worker.group.placement import AssignmentPolicy

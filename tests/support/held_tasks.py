@@ -8,7 +8,8 @@ from pathlib import Path
 from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology import Topology, parse_topology
+from forebay.topology import Topology
+from forebay.topology_file import parse_topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.rocksdb import RocksDbMemory
 from forebay_worker.state.store_factory import OpenedStore, StoreFactory

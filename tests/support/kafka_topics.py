@@ -11,8 +11,8 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from forebay.changelog import Batch, Record, Wake
 from forebay.changelog.kafka.changelog import KafkaChangelog
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 from tests.support.cluster import wait_until
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from forebay.changelog import Changelog, Consumer, Record, Wake
 from forebay.spark_checkpoint import Checkpoint
+from forebay.store_spec import StoreSpec
 from forebay.stored_keys import LogicalKey
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec, parse_topology
+from forebay.topology_file import parse_topology
 
 _MOST_POLLS = 200
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 from forebay.changelog.eventfd import Wake
 from forebay.errors import ChangelogError, TopicMissing
 from forebay.lag import EndOffset
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 
 Record = tuple[int, bytes, bytes | None, int, bool]
 """One record: offset, key, value (None is a tombstone), timestamp in epoch ms, whether it is a heartbeat.

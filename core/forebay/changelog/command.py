@@ -14,8 +14,10 @@ from forebay.cli import worker_settings
 from forebay.errors import ChangelogError, ChangelogUnreachable, SettingError, TopicMissing
 from forebay.output import Output, json_output
 from forebay.progress_bar import progress
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec, Topology, load_topology
+from forebay.topology import Topology
+from forebay.topology_file import load_topology
 
 _LIMITS = CompactionLimits()
 

@@ -22,8 +22,8 @@ from forebay.console.health import duration
 from forebay.errors import SettingError, TopicRefused
 from forebay.output import Output, json_output
 from forebay.progress_bar import progress
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 
 _RECORDS_PER_POLL = 1_000
 _WAIT_S = 0.5

@@ -12,7 +12,7 @@ from forebay.changelog.base import Heartbeat, Record
 from forebay.changelog.heartbeat_keys import writer_of
 from forebay.codecs.keys import KeyCodec
 from forebay.codecs.values import ValueCodec
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 
 class JsonText(str):

@@ -11,7 +11,9 @@ from rich.table import Table
 from forebay.changelog.urls import open_changelog
 from forebay.cli import worker_settings
 from forebay.output import Output, json_output
-from forebay.topology import StoreSpec, Topology, load_topology
+from forebay.store_spec import StoreSpec
+from forebay.topology import Topology
+from forebay.topology_file import load_topology
 
 
 @click.group()

@@ -11,8 +11,8 @@ from forebay.client.results import ReplicaLag, replica_lag_of
 from forebay.process_identity import IDENTITY_PATH, Identity
 from forebay.rest.documents import cluster_map_of
 from forebay.shapes.reading import read_values
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import ClusterMap, StreamsMetadataState
-from forebay.topology import StoreSpec
 
 T = TypeVar("T")
 

@@ -23,8 +23,8 @@ from forebay.client.proxies import Proxy
 from forebay.client.target_partition import TargetPartition
 from forebay.client.worker_read import WorkerRead
 from forebay.errors import ForebayError, UnknownPartitioner
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo
-from forebay.topology import StoreSpec
 
 _REFRESH_MS = 500.0
 """The longest that a read waits for a newer map, if there is one that it can use."""

@@ -24,7 +24,7 @@ from forebay.errors import ForebayError, Problem
 from forebay.output import Output, json_output, printable
 from forebay.rest.scans import posted_cursor
 from forebay.store_kinds import STORE_KINDS
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 _OF_KEYS = tuple(kind for kind in STORE_KINDS.values() if kind.lists_each_key)
 _KINDS = tuple(kind.items for kind in _OF_KEYS)

@@ -47,7 +47,7 @@ from forebay.rest.answers import ReplicaInfo
 from forebay.rest.retryable_statuses import OF_THE_SERVER, TRANSIENT
 from forebay.rest.scans import posted_cursor
 from forebay.store_kinds import STORE_KINDS, StoreKind
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 REWRITTEN = ("", ".", "..")
 """Key segments that intermediaries rewrite."""

@@ -34,7 +34,7 @@ from forebay.routing.scattered_list import (
     page_bytes_of,
     unread,
 )
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 _ROUTES = {route.items: route for route in SCAN_ROUTES if not route.keyed}
 _SPREAD = 3.0

@@ -15,7 +15,7 @@ from forebay.lag import Lag
 from forebay.rest.answers import ReplicaInfo
 from forebay.rest.events import Event
 from forebay.store_kinds import STORE_KINDS
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 Item: TypeAlias = Entry | Window | SessionWindow
 _ITEM_TYPES = {kind.items: ITEM_TYPES[kind.name] for kind in STORE_KINDS.values() if kind.lists_all_keys}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.client.known_workers import KnownWorkers
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo
-from forebay.topology import StoreSpec
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from forebay.rest.answers import json_answer
 from forebay.rest.application import respond, responses
 from forebay.rest.parameters import natural_parameters, text_parameters
 from forebay.shapes.components import reference
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 _MOST_PARTITIONS = 1_000
 _DEFAULT_PARTITIONS = 200

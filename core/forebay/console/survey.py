@@ -13,8 +13,8 @@ from forebay.clock import boot_ms, epoch_ms
 from forebay.console.findings import Finding
 from forebay.console.replica_states import Condition, ReplicaState, condition, first_replica
 from forebay.lag import UNKNOWN_LAG, Lag, worst_lag
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
-from forebay.topology import StoreSpec
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,8 @@ from forebay.doctor.machine import (
 from forebay.doctor.processes import check_processes
 from forebay.errors import TopologyError
 from forebay.output import Output, json_output
-from forebay.topology import Topology, load_topology
+from forebay.topology import Topology
+from forebay.topology_file import load_topology
 
 _STYLES = {"error": "red", "warning": "yellow"}
 

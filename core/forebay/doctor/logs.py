@@ -9,8 +9,9 @@ from forebay.changelog.urls import changelog_directory
 from forebay.console.findings import Finding
 from forebay.doctor.check import Check, of_error
 from forebay.errors import ChangelogUnreachable, ForebayError, TopicMissing
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec, Topology
+from forebay.topology import Topology
 
 _APPLY = "Run: forebay topology apply"
 

@@ -40,8 +40,8 @@ from forebay.shapes.stores import (
     StoreMetadataAnswer,
     StoresAnswer,
 )
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
-from forebay.topology import StoreSpec
 
 
 class Introspectable(Protocol):

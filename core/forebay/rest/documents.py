@@ -17,6 +17,7 @@ from forebay.shapes.stores import (
     StoreMetadataAnswer,
     StoresAnswer,
 )
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import (
     ClusterMap,
     Generation,
@@ -26,7 +27,6 @@ from forebay.streams_metadata import (
     StreamsMetadataState,
 )
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 
 
 def store_description(spec: StoreSpec) -> StoreDescription:

@@ -14,7 +14,7 @@ from forebay.rest.parameters import ReadParameters
 from forebay.rest.retryable_statuses import TRANSIENT
 from forebay.rest.scans import require_kind
 from forebay.store_kinds import SINGLE_VALUE_KINDS
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 KEEP_ALIVE_MS = 15_000
 """A stream sends a comment after this long without an event."""

@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 from forebay.errors import BadParameter
 from forebay.lag import UNLIMITED, Tolerance
 from forebay.position import Position, decode_position
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 MAX_LIMIT = 100_000
 _EPOCH_MS = re.compile(r"-?[0-9]{1,15}")

@@ -17,6 +17,7 @@ from forebay.position import Position, decode_position
 from forebay.rest.list_routes import ScanRoute
 from forebay.rest.parameters import ReadParameters, parse_time
 from forebay.store_kinds import StoreKind
+from forebay.store_spec import StoreSpec
 from forebay.stored_keys import (
     END_OF_USER_KEYS,
     MAX_TIME_MS,
@@ -25,7 +26,6 @@ from forebay.stored_keys import (
     stored_time,
     successor,
 )
-from forebay.topology import StoreSpec
 
 SCAN_HEADER = "forebay-scan"
 """Names the scan that a page in frames is of: neither its store nor its bounds are in the page."""

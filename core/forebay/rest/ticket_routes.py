@@ -17,7 +17,7 @@ from forebay.rest.parameters import text_parameters
 from forebay.rest.tickets import Tickets
 from forebay.shapes.components import reference
 from forebay.shapes.status import TicketAnswer
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 TICKETS_PATH = "/v1/tickets"
 _MOST_BODY_BYTES = 16 << 10

@@ -16,7 +16,7 @@ from forebay.errors import SinkError
 from forebay.spark.executor import KeyColumns
 from forebay.spark.expressions import hex64, quoted
 from forebay.spark.kind_columns import columns_of
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 _TYPES_BY_CODEC: dict[str, tuple[type[T.DataType], ...]] = {
     "string": (T.StringType,),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 
 from forebay.changelog import Changelog
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from forebay.backend_registry import load_backend
 from forebay.changelog import Changelog
 from forebay.changelog.sqlite.log_file import WriteRefused
 from forebay.errors import SinkError
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 if TYPE_CHECKING:
     from forebay.spark.executor import Batches

@@ -15,8 +15,8 @@ from forebay.errors import SinkError
 from forebay.progress_bar import progress
 from forebay.spark.executor import END
 from forebay.spark.write import Write
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from forebay.errors import SinkError
 from forebay.spark.destinations import BatchId, refusing
 from forebay.spark.keyed_records import keyed_records
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 if TYPE_CHECKING:
     from forebay.changelog.kafka.changelog import KafkaChangelog

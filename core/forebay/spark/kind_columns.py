@@ -16,7 +16,7 @@ from forebay.errors import SinkError
 from forebay.record_orders import LOWEST_ORDER, ORDER_MARK
 from forebay.spark.expressions import hex64, quoted
 from forebay.spark.plan import SESSION_WINDOW, TIME_WINDOW, window_lengths_ms
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 _TYPES_OF_ORDERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.TimestampType)
 

@@ -30,7 +30,9 @@ from forebay.spark.shuffle_slots import Slots
 from forebay.spark.sink_writer import SinkWriter, complete_mode
 from forebay.spark.store_writer import SinkLog, StoreWriter, beat_run
 from forebay.spark.write import Write, attempt, current_run
-from forebay.topology import StoreSpec, Topology, load_topology
+from forebay.store_spec import StoreSpec
+from forebay.topology import Topology
+from forebay.topology_file import load_topology
 
 log = logging.getLogger(__name__)
 

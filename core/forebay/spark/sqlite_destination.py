@@ -16,8 +16,8 @@ from forebay.spark.destinations import BatchId, refusing
 from forebay.spark.executor import Batches, Target, write_rows
 from forebay.spark.run_directories import RunDirectories
 from forebay.spark.sorted_runs import RunPart, append_parts, append_runs, by_partition, write_runs
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 
 _WRITTEN = "partition int, row_count bigint, next_offset bigint"
 _RUN_PARTS = "path string, partition int, first_row bigint, row_count bigint"

@@ -13,7 +13,7 @@ from forebay.errors import ChangelogUnreachable, ForebayError, SinkError
 from forebay.position import Position, encode_position, later_position, log_digest
 from forebay.spark.destinations import open_destination
 from forebay.spark.query_runs import Output, QueryRun
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from forebay.partitioning import Murmur2Partitioner
 from forebay.state_tap.murmur2_lanes import partitions_of
 from forebay.state_tap.plain_conversion import StoreRecord
 from forebay.state_tap.spilled_rows import SpilledRows
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 _RECORDS_AT_ONCE = 2048
 _HELD_BYTES = 64 << 20

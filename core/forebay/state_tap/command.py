@@ -19,7 +19,8 @@ from forebay.progress_bar import progress
 from forebay.spark_checkpoint.command import spark
 from forebay.state_tap.source_ends import EndsReader, SourceEnds
 from forebay.state_tap.tap import StateTap
-from forebay.topology import StoreSpec, load_topology
+from forebay.store_spec import StoreSpec
+from forebay.topology_file import load_topology
 
 log = logging.getLogger(__name__)
 

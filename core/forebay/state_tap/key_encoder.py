@@ -10,7 +10,7 @@ from forebay.codecs.keys import TOTAL_KEYS
 from forebay.errors import BadKey
 from forebay.spark_checkpoint.description import Path, field_at, field_reader
 from forebay.spark_checkpoint.unsafe_row import Row
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 _SAFE_INTEGER = (1 << 53) - 1
 _INTEGERS = {"int32": struct.Struct(">i").pack, "int64": struct.Struct(">q").pack}

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from forebay.changelog import Changelog, Consumer
 from forebay.changelog.log_reader import batches_to_end
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 
 _DIGEST_BYTES = 8
 

@@ -25,7 +25,7 @@ from forebay.spark_state import DELETE, KEEP, StateColumn
 from forebay.state_tap.json_forms import json_form
 from forebay.state_tap.key_encoder import KeyEncoder
 from forebay.state_tap.value_encoder import ValueEncoder, ValueMember
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 _KEY_TYPES = {
     "string": ("string",),

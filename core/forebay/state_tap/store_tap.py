@@ -25,7 +25,7 @@ from forebay.state_tap.log_content import log_content, value_digest
 from forebay.state_tap.mapping import TableMapping
 from forebay.state_tap.plain_conversion import StoreRecord
 from forebay.state_tap.scratch import ContentIndex
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from forebay.spark_checkpoint.logs import Offsets
 from forebay.state_tap.commits import CommitWatch
 from forebay.state_tap.source_ends import SourceEnds
 from forebay.state_tap.store_tap import StoreTap
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from forebay.log_throttle import LogThrottle
 from forebay.process_identity import Identity
 from forebay.routing.candidates import Holder
 from forebay.shapes.status import StatusReport
+from forebay.store_spec import StoreSpec, find_partitioner
 from forebay.streams_metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, StreamsMetadataState
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec, find_partitioner
 from forebay_router.cluster.rejected_addresses import RejectedAddresses
 from forebay_router.cluster.worker_view import Held, WorkerView
 from forebay_router.upstream.credentials import log_auth_rejection

@@ -41,8 +41,8 @@ from forebay.rest.routes import BATCH_ROUTE
 from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE
 from forebay.rest.scans import require_kind
 from forebay.store_kinds import SINGLE_VALUE_KINDS
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo
-from forebay.topology import StoreSpec
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.attempts import Attempt, refusal
 from forebay_router.reads.keys import decides, verdict

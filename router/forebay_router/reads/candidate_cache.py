@@ -14,7 +14,7 @@ from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parame
 from forebay.routing.candidates import equally_good, less_loaded
 from forebay.routing.hedging import MOST_DELAY_MS
 from forebay.store_kinds import STORE_KINDS
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.router import Router

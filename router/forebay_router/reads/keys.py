@@ -20,7 +20,7 @@ from forebay.rest.limits import Peer
 from forebay.rest.list_bodies import joined_position
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.retryable_statuses import FINAL, WITH_LAG
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.reads.replica_read import ask
 from forebay_router.reads.replica_request import (

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from forebay.errors import UnknownKey
 from forebay.rest.answers import HttpAnswer
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 
 class NamedKey(NamedTuple):

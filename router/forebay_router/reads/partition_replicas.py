@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forebay.rest.parameters import ReadParameters
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import Generation, HostInfo
-from forebay.topology import StoreSpec
 from forebay_router.router import Router
 
 _LARGE_ANSWER_MS = 250.0

@@ -13,8 +13,8 @@ from forebay.rest.answer_aging import answer_by_now
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import SCAN_HEADER
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo
-from forebay.topology import StoreSpec
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.upstream.connection import Admit
 

@@ -8,7 +8,7 @@ import uuid
 
 from forebay.changelog import Heartbeat
 from forebay.changelog.base import Changelog, Rows
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 TOPOLOGY = """\
 application_id = "dev"

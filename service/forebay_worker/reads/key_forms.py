@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from forebay.codecs.keys import from_segment
 from forebay.codecs.segment_cache import of_one_store
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 
 class KeyForm(NamedTuple):

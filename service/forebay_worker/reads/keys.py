@@ -18,7 +18,7 @@ from forebay.rest.limits import HeldMemory
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
 from forebay.store_kinds import SINGLE_VALUE_KINDS
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 from forebay_worker.reads.key_forms import KeyForm, KeyForms, key_forms
 from forebay_worker.reads.located_keys import LocatedKeys, without_repeats
 from forebay_worker.reads.misses import miss, why_unproven

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from forebay.errors import HistoryExpired, NotReady, PartitionerMismatch, Problem, UnknownKey
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 from forebay_worker.reads.staleness_check import Admitted
 from forebay_worker.reads.values import is_forgotten
 

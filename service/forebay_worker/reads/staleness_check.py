@@ -34,9 +34,10 @@ from forebay.rest.answers import (
 )
 from forebay.rest.parameters import ReadParameters
 from forebay.shapes.members import Role
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
 from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology import StoreSpec, Topology
+from forebay.topology import Topology
 from forebay_worker.tasks.manager import ReplicaTable
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_view import ReplicaView

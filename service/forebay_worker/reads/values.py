@@ -11,9 +11,9 @@ from forebay.log_throttle import LogThrottle
 from forebay.rest.batches import require_size
 from forebay.rest.parameters import ReadParameters
 from forebay.state_store import StateStore, StoreCorrupted
+from forebay.store_spec import StoreSpec
 from forebay.stored_keys import successor
 from forebay.stored_versions import decode_version
-from forebay.topology import StoreSpec
 from forebay_worker.reads.key_forms import KeyForm
 from forebay_worker.reads.staleness_check import Admitted
 

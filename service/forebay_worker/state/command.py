@@ -16,7 +16,8 @@ from forebay.errors import ConfigurationError
 from forebay.output import Output, json_output
 from forebay.progress_bar import progress
 from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology import Topology, load_topology
+from forebay.topology import Topology
+from forebay.topology_file import load_topology
 from forebay_worker.state.checkpoint_file import CheckpointFile, CheckpointFileError
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import read_content

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology import StoreSpec, Topology
+from forebay.topology import Topology
 from forebay_worker.state.layout import SET_ASIDE, store_path
 from forebay_worker.state.store_origin import StoreIdentity, difference, store_identity
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 STATE_FORMAT = 1
 

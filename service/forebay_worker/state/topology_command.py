@@ -10,7 +10,8 @@ from rich.table import Table
 
 from forebay.changelog.topology_command import topology
 from forebay.output import Output, json_output
-from forebay.topology import Topology, load_topology
+from forebay.topology import Topology
+from forebay.topology_file import load_topology
 from forebay_worker.state.topology_diff import topology_diff
 
 _FILE = click.Path(path_type=Path)

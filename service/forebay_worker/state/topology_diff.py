@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from forebay.topology import StoreSpec, Topology
+from forebay.store_spec import StoreSpec
+from forebay.topology import Topology
 from forebay_worker.state.relocation_plan import plan_relocation
 from forebay_worker.state.store_origin import difference, store_identity
 

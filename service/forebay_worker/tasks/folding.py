@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from forebay.changelog import Batch, Heartbeat, Record
 from forebay.state_store import CommittedOffset
+from forebay.store_spec import StoreSpec
 from forebay.stored_keys import USER_TAG
 from forebay.stored_versions import encode_version
-from forebay.topology import StoreSpec
 from forebay_worker.tasks.record_check import unreadable_key
 
 KEYS_ALL_CHECKED = 1_000

@@ -11,8 +11,9 @@ from forebay.changelog import Changelog
 from forebay.clock import boot_ms
 from forebay.log_throttle import LogThrottle
 from forebay.state_store import StateStore
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TaskId
-from forebay.topology import StoreSpec, Topology
+from forebay.topology import Topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offset_record import read_positions, record_positions
 from forebay_worker.state.offsets import OffsetCache

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from forebay.changelog import Batch, Heartbeat, Record
 from forebay.codecs.values import all_fit
 from forebay.errors import ForebayError
+from forebay.store_spec import StoreSpec
 from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS
-from forebay.topology import StoreSpec
 
 
 class BadRecord(ForebayError):

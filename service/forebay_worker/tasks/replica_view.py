@@ -8,7 +8,7 @@ from forebay.lag import EMPTY_PROGRESS, Progress
 from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.shapes.members import Role
 from forebay.state_store import StateStore
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 from forebay_worker.tasks.recent_changes import RecentChanges
 
 

@@ -11,8 +11,8 @@ import pytest
 from forebay.changelog import Batch, Changelog, Consumer, Heartbeat, Record, Wake, heartbeat_key, open_changelog
 from forebay.changelog.base import CompactionLimits
 from forebay.errors import BatchConflict, ChangelogError, PartitionCountMismatch, TopicMissing
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 from tests.support.cluster import wait_until
 
 OTHER = os.environ.get("FOREBAY_TEST_CHANGELOG")

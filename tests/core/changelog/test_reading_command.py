@@ -15,7 +15,7 @@ from forebay.changelog.record_documents import record_document, record_json, rec
 from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.errors import SettingError
 from forebay.record_orders import with_order
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 from tests.support.cluster import heed_interrupts, wait_until
 
 

@@ -44,7 +44,7 @@ from forebay.client.read_plans import ChangesRequest, ClientReads
 from forebay.errors import Problem
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.position import Position, decode_position, encode_position, log_digest
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 from tests.support.cluster import Cluster, free_port, running_cluster, wait_until
 
 TOPOLOGY = """

@@ -9,8 +9,8 @@ from forebay.console.replica_states import ReplicaState
 from forebay.console.survey import StoreSurvey, Survey, Surveys
 from forebay.console.timeline import Timeline
 from forebay.lag import UNKNOWN_LAG, Lag
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
-from forebay.topology import StoreSpec
 
 LAG = Lag(0, 5, 50)
 A, B = ReplicaState("a:1", "active", LAG), ReplicaState("b:1", "standby", Lag(2, 20, 200))

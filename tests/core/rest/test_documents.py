@@ -14,9 +14,9 @@ from forebay.rest.documents import (
     store_metadata_answer,
     stores_answer,
 )
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import Generation, HostInfo, StreamsMetadataState, cluster_map
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 
 SPEC = StoreSpec("tails", "key-value", "int32", "json", "murmur2", "tails-log", 1)
 ONE, TWO = HostInfo("one", 1), HostInfo("two", 2)

@@ -20,7 +20,7 @@ from forebay.rest.parameters import (
     parse_parameters,
     parse_time,
 )
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=150)
 

@@ -5,7 +5,7 @@ import pytest
 from forebay.rest.list_routes import SCAN_ROUTES
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import make_scan
-from forebay.topology import parse_topology
+from forebay.topology_file import parse_topology
 
 STORES = parse_topology(
     {

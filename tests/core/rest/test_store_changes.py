@@ -9,7 +9,7 @@ from forebay.rest.store_changes.cursors import MOST_ID_CHARACTERS, ChangesCursor
 from forebay.rest.store_changes.pages import ChangesPage
 from forebay.rest.store_changes.selection import KeySelection, make_selection
 from forebay.rest.store_changes.tail import Tails
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 from tests.support.cluster import until
 
 LOG, OTHER_LOG, QUERY = b"l" * 8, b"o" * 8, b"q" * 8

@@ -7,7 +7,7 @@ import pytest
 
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 from tests.support.cluster import wait_until
 
 pytestmark = pytest.mark.spark

@@ -9,7 +9,7 @@ import pytest
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import SinkError
 from forebay.task_ids import TopicPartition
-from forebay.topology import parse_topology
+from forebay.topology_file import parse_topology
 
 pytestmark = pytest.mark.spark
 

@@ -6,7 +6,7 @@ import pytest
 
 from forebay.spark_checkpoint.description import describe_operator, topology_snippet
 from forebay.state_tap.mapping import TableMapping
-from forebay.topology import parse_topology
+from forebay.topology_file import parse_topology
 
 CHECKPOINTS = (
     "aggregation-default",

@@ -16,9 +16,9 @@ from forebay.process_identity import Identity
 from forebay.rest.answers import ReplicaInfo, replica_info_head
 from forebay.rest.documents import map_answer
 from forebay.shapes.status import RejectedAddress
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import ClusterMap, Generation, HostInfo, StreamsMetadata, StreamsMetadataState
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.discovery import Discovery
 from forebay_router.cluster.seeds import Seeds

@@ -4,8 +4,8 @@ from forebay.clock import boot_ms
 from forebay.fast_path import RequestTemplate
 from forebay.lag import Lag
 from forebay.settings import RouterSettings, load_settings
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
-from forebay.topology import StoreSpec
 from forebay_router.cluster.worker_view import Report, WorkerView
 from forebay_router.reads.candidate_cache import CandidateCache
 from forebay_router.router import Router

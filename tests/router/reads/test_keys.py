@@ -6,7 +6,7 @@ from forebay.errors import DeadlineExceeded, LagExceedsTolerance, NoReplica, Ove
 from forebay.lag import Lag
 from forebay.position import Position, decode_position, encode_position, log_digest
 from forebay.rest.answers import HttpAnswer, ReplicaInfo, problem_answer, provenance_members
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 from forebay_router.reads.keys import verdict
 from forebay_router.reads.replica_request import TimedAnswer
 

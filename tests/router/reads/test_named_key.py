@@ -7,7 +7,7 @@ import pytest
 
 from forebay.errors import UnknownKey
 from forebay.rest.answers import HttpAnswer, problem_answer
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.upstream.connection import AnsweredForAnother
 from forebay_router.upstream.pool import ConnectionPool

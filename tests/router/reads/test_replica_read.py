@@ -19,8 +19,8 @@ from forebay.rest.parameters import ReadParameters
 from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE
 from forebay.routing.read_policy import ReadPolicy, Wait
 from forebay.settings import RouterSettings, load_settings
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
-from forebay.topology import StoreSpec
 from forebay_router.cluster.worker_view import Report, WorkerView
 from forebay_router.reads.partition_replicas import PartitionReplicas
 from forebay_router.reads.replica_read import ReplicaRead, ask, go_on

@@ -18,8 +18,8 @@ from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters
 from forebay.rest.scan_pages import ScanPage
 from forebay.rest.scans import Cursor
 from forebay.routing.scattered_list import FIRST_PAGES_BYTES
+from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo
-from forebay.topology import StoreSpec
 from forebay_router.reads import scatter
 from forebay_router.reads.attempts import Attempt, late, refusal
 from forebay_router.reads.replica_request import TimedAnswer

@@ -13,7 +13,8 @@ from random import Random
 import pytest
 
 from forebay.streams_metadata import NO_GENERATION, HostInfo
-from forebay.topology import Topology, parse_topology
+from forebay.topology import Topology
+from forebay.topology_file import parse_topology
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.messages import SubscriptionInfo
 from tests.simulation.kafka_group import KafkaGroup

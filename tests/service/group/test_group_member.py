@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo
 from forebay.task_ids import TaskId
-from forebay.topology import parse_topology
+from forebay.topology_file import parse_topology
 from forebay_worker.group.group_member import GroupMember, Inbox
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo

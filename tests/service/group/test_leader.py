@@ -6,7 +6,7 @@ from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.streams_metadata import Generation, HostInfo
 from forebay.task_ids import TaskId
-from forebay.topology import parse_topology
+from forebay.topology_file import parse_topology
 from forebay_worker.group.leader import Leader
 from forebay_worker.group.leadership import assignment_to_continue, with_places_of
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo

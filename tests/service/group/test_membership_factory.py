@@ -4,7 +4,7 @@ import pytest
 
 from forebay.changelog import open_changelog
 from forebay.errors import SettingError
-from forebay.topology import parse_topology
+from forebay.topology_file import parse_topology
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.membership_factory import open_membership

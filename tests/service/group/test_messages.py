@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from forebay.streams_metadata import Generation, HostInfo
 from forebay.task_ids import TaskId
-from forebay.topology import parse_topology
+from forebay.topology_file import parse_topology
 from forebay_worker.group.assignor import Assignment, Placement
 from forebay_worker.group.messages import (
     VERSION,

@@ -11,7 +11,7 @@ from forebay.position import decode_position, later_position
 from forebay.rest.parameters import ReadParameters
 from forebay.streams_metadata import StreamsMetadataState
 from forebay.task_ids import TaskId
-from forebay.topology import parse_topology
+from forebay.topology_file import parse_topology
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.staleness_check import Admission, Refused
 from forebay_worker.state.memory import MemoryStore

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from forebay.errors import ConfigurationError, StateDirectoryLocked
 from forebay.state_store import CommittedOffset
 from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology import load_topology
+from forebay.topology_file import load_topology
 from forebay_worker.state.checkpoint_file import CheckpointFile
 from forebay_worker.state.command import state
 from forebay_worker.state.directory import StateDirectory

@@ -8,7 +8,8 @@ import pytest
 
 from forebay.state_store import CommittedOffset
 from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology import Topology, parse_topology
+from forebay.topology import Topology
+from forebay.topology_file import parse_topology
 from forebay_worker.state import offset_record
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offset_record import RECORD_NAME, read_positions, record_positions

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from forebay.state_store import CommittedOffset
 from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology import Topology, parse_topology
+from forebay.topology import Topology
+from forebay.topology_file import parse_topology
 from forebay_worker.state.checkpoint_file import CheckpointFile
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import read_content
@@ -335,7 +336,7 @@ def test_killed_at_every_second_start_too(tmp_path: Path) -> None:
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from forebay.topology import load_topology
+from forebay.topology_file import load_topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.relocate import relocate
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from forebay.topology import Topology, parse_topology
+from forebay.topology import Topology
+from forebay.topology_file import parse_topology
 from forebay_worker.state.topology_diff import Outcome, topology_diff
 
 OLD = """

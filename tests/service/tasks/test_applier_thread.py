@@ -24,9 +24,9 @@ from forebay.clock import boot_ms
 from forebay.lag import EndOffset, lag_of
 from forebay.partitioning import Murmur2Partitioner
 from forebay.state_store import CommittedOffset
+from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.applier_thread import Applier
 from forebay_worker.tasks.apply import apply_batch, progress_at_open

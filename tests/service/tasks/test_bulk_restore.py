@@ -17,9 +17,9 @@ from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.consumer import SqliteConsumer
 from forebay.errors import ChangelogError
 from forebay.state_store import CommittedOffset
+from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology import StoreSpec
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
 from forebay_worker.tasks import bulk_restore, restoration
 from forebay_worker.tasks.bulk_restore import BulkRestore

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.state_store import CommittedOffset
+from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology import StoreSpec
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.apply import resume
 from forebay_worker.tasks.expiry import Expiry, swept_to_ms

@@ -15,9 +15,9 @@ from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.lag import EndOffset
 from forebay.state_store import CommittedOffset
+from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology import StoreSpec
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
 from forebay_worker.tasks.applier_thread import Applier
 from forebay_worker.tasks.apply import apply_batch

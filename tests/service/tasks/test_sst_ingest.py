@@ -6,9 +6,9 @@ import pytest
 
 from forebay.clock import boot_ms
 from forebay.state_store import CommittedOffset
+from forebay.store_spec import StoreSpec
 from forebay.stored_keys import USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology import StoreSpec
 from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore, write_sst
 from forebay_worker.tasks.bulk_restore import Restoration, ingest
 from forebay_worker.tasks.replica import Replica

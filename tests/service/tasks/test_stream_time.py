@@ -8,7 +8,8 @@ from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.errors import TopologyError
 from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology import Topology, parse_topology
+from forebay.topology import Topology
+from forebay.topology_file import parse_topology
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks import recovery
 from forebay_worker.tasks.manager import TaskManager

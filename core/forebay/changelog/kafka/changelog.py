@@ -18,8 +18,8 @@ from forebay.changelog.kafka.topics import KafkaTopics, passes
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.kafka.writer_ownership import has_retired, has_written, last_heartbeat
 from forebay.errors import ChangelogError, ChangelogUnreachable
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 
 _DELETION_DEADLINE_S = 30.0
 _NO_LIMITS = CompactionLimits()

@@ -19,8 +19,8 @@ from forebay.changelog.kafka.topic_ids import topic_id
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.clock import boot_ms
 from forebay.errors import ChangelogError, ChangelogUnreachable, PartitionCountMismatch, TopicMissing, TopicRefused
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 
 T = TypeVar("T")
 

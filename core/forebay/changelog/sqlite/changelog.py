@@ -34,8 +34,8 @@ from forebay.errors import (
     RecordDamaged,
     TopicMissing,
 )
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from forebay.changelog.sqlite.log_file import connect, prepare_to_write, read_st
 from forebay.errors import RecordDamaged
 from forebay.record_orders import ORDER_SIZE
 from forebay.retention import history_begins_ms, oldest_kept_ms
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 
 _RECORDS_AT_ONCE = 2_000
 _DAY_MS = 86_400_000

@@ -13,8 +13,8 @@ from forebay.rest.batches import MOST_KEYS, read_batch_keys
 from forebay.rest.list_routes import SCAN_ROUTES
 from forebay.rest.parameters import ReadParameters, parse_time
 from forebay.rest.scans import Scan, entry_range, item_form, prefix_range
+from forebay.store_spec import StoreSpec
 from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS, TIME_SIZE, successor
-from forebay.topology import StoreSpec
 
 _ROUTES = {route.kind: route for route in SCAN_ROUTES if not route.keyed}
 _ENTRIES = _ROUTES["key-value"]

@@ -32,8 +32,8 @@ from forebay.errors import (
     TopicMissing,
     TopicRefused,
 )
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 from tests.support.cluster import free_port, wait_until
 from tests.support.kafka_topics import Reader, Writer, end_of_all, made, spec
 

@@ -8,8 +8,8 @@ from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.changelog.kafka.topic_states import TopicChanges, TopicStates
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.errors import ChangelogError, SettingError
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 from tests.support.cluster import wait_until
 
 CA = ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt"

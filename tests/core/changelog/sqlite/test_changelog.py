@@ -26,8 +26,8 @@ from forebay.errors import (
 )
 from forebay.file_events import FileEvents
 from forebay.lag import EndOffset
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 
 SPEC = StoreSpec("t", "key-value", "string", "json", "murmur2", "t", 2)
 ZERO, ONE = TopicPartition("t", 0), TopicPartition("t", 1)

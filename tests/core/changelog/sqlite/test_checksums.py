@@ -20,8 +20,8 @@ from forebay.changelog.sqlite.compaction import CompactionLimits, compact
 from forebay.changelog.sqlite.consumer import SqliteConsumer
 from forebay.changelog.sqlite.log_file import WriteRefused
 from forebay.errors import ChangelogError
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.topology import StoreSpec
 from tests.core.changelog.sqlite.test_changelog import append, consuming, pairs, poll_one
 from tests.support.sqlite_partitions import append as append_to
 from tests.support.sqlite_partitions import beat, logged, rows_of

@@ -15,7 +15,7 @@ from forebay.changelog.sqlite import compaction
 from forebay.changelog.sqlite import log_file as sqlite_log_file
 from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.retention import history_begins_ms, oldest_kept_ms
-from forebay.topology import StoreSpec
+from forebay.store_spec import StoreSpec
 from tests.support.sqlite_partitions import Logged, Row, append, beat, fold, logged, rows_of, state
 
 DAY_MS = 86_400_000

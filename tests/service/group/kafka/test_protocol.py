@@ -23,7 +23,8 @@ from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.clock import boot_ms
 from forebay.streams_metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
 from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology import Topology, parse_topology
+from forebay.topology import Topology
+from forebay.topology_file import parse_topology
 from forebay_worker.group.assignor import Assignment, AssignmentPolicy, Placement
 from forebay_worker.group.kafka import group_consumer, membership
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest

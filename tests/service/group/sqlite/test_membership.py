@@ -18,7 +18,8 @@ from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ConfigurationError
 from forebay.streams_metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
 from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology import Topology, parse_topology
+from forebay.topology import Topology
+from forebay.topology_file import parse_topology
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.member_health import MemberHealth

@@ -1,0 +1,181 @@
+"""Reads ``topology.toml``; each error names the file, the place and the remedy."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from forebay.codecs.keys import KEY_CODECS
+from forebay.codecs.values import VALUE_CODECS
+from forebay.errors import TopologyError
+from forebay.spark_state import SparkState, parse_spark_state
+from forebay.store_kinds import STORE_KINDS, StoreKind
+from forebay.store_spec import FORMER_NAMES, StoreSpec, find_partitioner
+from forebay.toml_tables import (
+    NAME,
+    NAME_RULE,
+    boolean_field,
+    choice_field,
+    integer_field,
+    name_field,
+    refuse_unknown,
+)
+from forebay.topology import SubTopology, Topology
+
+_MOST_PARTITIONS = 65_536
+"""More are probably a typing error, and each would be a file or a topic's partition."""
+KINDS = tuple(STORE_KINDS)
+STORE_ENTRY_POINTS = "forebay.stores"
+
+
+_ALL_DURATIONS = frozenset(name for kind in STORE_KINDS.values() for name in kind.durations)
+
+
+def load_topology(path: str | Path) -> Topology:
+    """Read a topology file; raises ``TopologyError`` naming the file, the place and the remedy."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TopologyError(f"The topology {path} cannot be read: {error}.") from None
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise TopologyError(f"The topology {path} is not valid TOML: {error}.") from None
+    try:
+        return parse_topology(document)
+    except TopologyError as error:
+        raise TopologyError(f"{path}: {error}") from None
+
+
+def parse_topology(document: Mapping[str, Any]) -> Topology:
+    """A topology from its TOML document; raises ``TopologyError``."""
+    refuse_unknown(document, {"application_id", "subtopology"}, "the topology")
+    application_id = name_field(document, "application_id", "the topology")
+    tables = document.get("subtopology")
+    if not isinstance(tables, list) or not tables:
+        raise TopologyError("the topology has no [[subtopology]]; add at least one.")
+    subtopologies = tuple(_subtopology(table, ordinal, application_id) for ordinal, table in enumerate(tables))
+    names = [spec.name for sub in subtopologies for spec in sub.stores]
+    topics = [spec.topic for sub in subtopologies for spec in sub.stores]
+    for what, values in (("store name", names), ("topic", topics)):
+        twice = sorted({value for value in values if values.count(value) > 1})
+        if twice:
+            raise TopologyError(f"the {what} {twice[0]!r} is used twice; each store needs its own.")
+    return Topology(application_id, subtopologies)
+
+
+def _subtopology(table: Mapping[str, Any], ordinal: int, application_id: str) -> SubTopology:
+    where = f"sub-topology {ordinal}"
+    refuse_unknown(table, {"name", "partitions", "store"}, where)
+    name = name_field(table, "name", where)
+    partitions = integer_field(table, "partitions", where, least=1)
+    if partitions > _MOST_PARTITIONS:
+        raise TopologyError(f"{where}: partitions = {partitions} is more than {_MOST_PARTITIONS}; use fewer.")
+    stores = table.get("store")
+    if not isinstance(stores, list) or not stores:
+        raise TopologyError(f"{where} ({name!r}) has no [[subtopology.store]]; add at least one.")
+    specs = tuple(_store(store, application_id, partitions, where) for store in stores)
+    return SubTopology(ordinal, name, partitions, specs)
+
+
+def _store(table: Mapping[str, Any], application_id: str, partitions: int, where: str) -> StoreSpec:
+    if not isinstance(table, Mapping):
+        raise TopologyError(f"a store of {where} is {table!r}, not a table.")
+    name = name_field(table, "name", f"a store of {where}")
+    where = f"store {name!r}"
+    tolerance = ("max_record_lag", "max_time_lag_ms", "max_age_ms")
+    external = ("external", "on_bad_value", "accept_uncompacted")
+    common = {
+        "name",
+        "kind",
+        "key",
+        "value",
+        "partitioner",
+        "topic",
+        "supplier",
+        "spark_state",
+        "latest_by",
+        *tolerance,
+        *external,
+    }
+    for current, former in FORMER_NAMES.items():
+        if former in table:
+            raise TopologyError(f"{where} has {former!r}, which is called {current!r} since 0.2; rename it.")
+    refuse_unknown(table, common | _ALL_DURATIONS, where)
+    kind = STORE_KINDS[choice_field(table, "kind", KINDS, KINDS[0], where)]
+    for extra in sorted(_ALL_DURATIONS - kind.durations):
+        if extra in table:
+            raise TopologyError(f"{where} is of kind {kind.name!r}, which has no {extra!r}; remove it.")
+    given = [*kind.required, *(field_name for field_name in kind.optional if field_name in table)]
+    durations = {field_name: integer_field(table, field_name, where, least=1) for field_name in given}
+    fault = kind.durations_fault(durations)
+    if fault is not None:
+        raise TopologyError(f"{where} {fault}.")
+    topic = table.get("topic", f"{application_id}-{name}-changelog")
+    if not isinstance(topic, str) or not NAME.fullmatch(topic) or len(topic) > 249:
+        raise TopologyError(f"{where}: the topic {topic!r} is not a topic name ({NAME_RULE}).")
+    partitioner = table.get("partitioner", "murmur2")
+    find_partitioner(partitioner)
+    return StoreSpec(
+        name=name,
+        kind=kind.name,
+        key=choice_field(table, "key", tuple(KEY_CODECS), "string", where),
+        value=choice_field(table, "value", tuple(VALUE_CODECS), "json", where),
+        partitioner=partitioner,
+        topic=topic,
+        partitions=partitions,
+        supplier=_supplier(table, where),
+        external=boolean_field(table, "external", where),
+        on_bad_value=_on_bad_value(table, where),
+        accept_uncompacted=boolean_field(table, "accept_uncompacted", where),
+        spark_state=_spark_state(table, kind, where),
+        latest_by=_latest_by(table, kind, where),
+        **durations,
+        **{item: integer_field(table, item, where, least=0) for item in tolerance if item in table},
+    )
+
+
+def _spark_state(table: Mapping[str, Any], kind: StoreKind, where: str) -> SparkState | None:
+    if "spark_state" not in table:
+        return None
+    if table.get("external") is True or table.get("value", "json") != "json" or kind.keeps_versions:
+        raise TopologyError(
+            f"{where} has spark_state, which only key-value, window and session stores of JSON values have that "
+            "are not external."
+        )
+    return parse_spark_state(table["spark_state"], where)
+
+
+def _latest_by(table: Mapping[str, Any], kind: StoreKind, where: str) -> str | None:
+    column = table.get("latest_by")
+    if column is None:
+        return None
+    others = ("external", "accept_uncompacted", "spark_state")
+    if kind.with_latest_by is None or any(table.get(other) for other in others):
+        raise TopologyError(
+            f"{where} has latest_by, which only key-value stores have that the sink writes, without "
+            f"{', '.join(others[:-1])} or {others[-1]}."
+        )
+    if not isinstance(column, str) or not column:
+        raise TopologyError(f"{where}: latest_by = {column!r} is not the name of a column.")
+    return column
+
+
+def _on_bad_value(table: Mapping[str, Any], where: str) -> str:
+    if "on_bad_value" in table and table.get("external") is not True:
+        raise TopologyError(f"{where} has on_bad_value, which only stores with external = true have.")
+    return choice_field(table, "on_bad_value", ("stop", "skip"), "stop", where)
+
+
+def _supplier(table: Mapping[str, Any], where: str) -> str:
+    supplier = table.get("supplier", "rocksdb")
+    if supplier not in ("rocksdb", "memory") and not entry_points(group=STORE_ENTRY_POINTS, name=supplier):
+        raise TopologyError(
+            f"{where}: there is no store supplier {supplier!r}: use 'rocksdb', 'memory', or the name of an "
+            f"installed entry point in the group {STORE_ENTRY_POINTS!r}."
+        )
+    return str(supplier)
