@@ -41,7 +41,7 @@ from forebay_worker.reads.staleness_check import Admission
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offsets import CAUGHT_UP, INCOMPLETE
 from forebay_worker.state.relocate import prepare_state
-from forebay_worker.state.rocksdb import RocksDbMemory
+from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.manager import TaskManager
 from forebay_worker.tasks.recovery import RecoveryPolicy

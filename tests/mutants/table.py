@@ -970,8 +970,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "offset-apart-from-records",
         "records and their offset are written together (KIP-1035)",
         "forebay_worker.state.rocksdb:RocksDbStore.commit",
-        "batch.put(OFFSET_KEY, _offsets_to_json(offsets))",
-        "self._db[OFFSET_KEY] = _offsets_to_json(offsets)",
+        "batch.put(OFFSET_KEY, offsets_to_json(offsets))",
+        "self._db[OFFSET_KEY] = offsets_to_json(offsets)",
         ("service/state/test_crash.py::test_killed_store_equals_the_log_up_to_its_offset",),
     ),
     Mutant(
@@ -2024,7 +2024,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "offset-under-another-key",
         "a state directory of an earlier version is continued",
-        "forebay_worker.state.rocksdb:OFFSET_KEY",
+        "forebay_worker.state.reserved_records:OFFSET_KEY",
         "RESERVED_TAG",
         "RESERVED_TAG + RESERVED_TAG",
         ("end_to_end/test_upgrade.py::test_an_old_state_is_continued_and_not_rebuilt",),

@@ -12,7 +12,7 @@ from forebay.state_store import CommittedOffset
 from forebay.task_ids import TopicPartition
 from forebay_worker.state.checkpoint_file import CheckpointFile, CheckpointFileError
 from forebay_worker.state.relocation_plan import StoreContent
-from forebay_worker.state.rocksdb import IDENTITY_KEY, OFFSET_KEY, offsets_from_json
+from forebay_worker.state.reserved_records import IDENTITY_KEY, OFFSET_KEY, offsets_from_json
 from forebay_worker.state.store_origin import StoreIdentity
 
 IDENTITY_NAME = ".forebay-identity.json"

@@ -13,123 +13,34 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import msgspec
 from rocksdict import (
     AccessType,
-    BlockBasedOptions,
-    Cache,
     DbClosedError,
-    DBCompressionType,
     IngestExternalFileOptions,
     Options,
     Rdict,
     RdictIter,
     ReadOptions,
-    SstFileWriter,
     WriteBatch,
-    WriteBufferManager,
 )
 
 from forebay.clock import boot_ms
 from forebay.errors import ForebayError
 from forebay.state_store import CommittedOffset, StoreCorrupted
-from forebay.stored_keys import RESERVED_TAG
 from forebay.task_ids import TopicPartition
+from forebay_worker.state.reserved_records import IDENTITY_KEY, OFFSET_KEY, offsets_from_json, offsets_to_json
 from forebay_worker.state.storage_faults import in_use, require_room, storage_fault
 from forebay_worker.state.store_origin import StoreIdentity
 
 log = logging.getLogger(__name__)
-
-OFFSET_KEY = RESERVED_TAG + b"offset"
-IDENTITY_KEY = RESERVED_TAG + b"identity"
 _SIZES = ("live-sst-files-size", "cur-size-all-mem-tables", "estimate-num-keys")
-
-_BLOOM_BITS_PER_KEY = 10
-_WRITE_BUFFER_BYTES_PER_STORE = 16 << 20
-_KEYS_PER_SYNC = 20_000
-_ARENA_BLOCK_BYTES = 64 << 10
-"""Counted against the shared write buffers at the first record; a megabyte each would cause constant flushes."""
-_MOST_LOG_FILE_BYTES = 128 << 10
 _CLOSING_DEADLINE_MS = 10_000.0
 _CLOSE_RETRY_S = 0.001
-
-
-def _filtered() -> BlockBasedOptions:
-    """Blocks with a Bloom filter for each file, so that a miss reads hardly any."""
-    table = BlockBasedOptions()
-    table.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
-    return table
-
-
-class RocksDbMemory:
-    """The memory shared by all stores of a process: one block cache and one write-buffer manager."""
-
-    def __init__(self, block_cache_bytes: int, write_buffer_bytes: int) -> None:
-        self._cache = Cache(block_cache_bytes)
-        self._write_buffers = WriteBufferManager(write_buffer_bytes, False)
-
-    @property
-    def block_cache_bytes(self) -> int:
-        """How much of the block cache is in use."""
-        return int(self._cache.get_usage())
-
-    def options(self) -> Options:
-        """Options of a store that uses the shared memory."""
-        table = _filtered()
-        table.set_block_cache(self._cache)
-        table.set_cache_index_and_filter_blocks(True)
-        table.set_pin_l0_filter_and_index_blocks_in_cache(True)
-        options = Options(raw_mode=True)
-        options.create_if_missing(True)
-        options.set_block_based_table_factory(table)
-        options.set_write_buffer_manager(self._write_buffers)
-        options.set_write_buffer_size(_WRITE_BUFFER_BYTES_PER_STORE)
-        options.set_arena_block_size(_ARENA_BLOCK_BYTES)
-        options.set_compression_type(DBCompressionType.lz4())
-        # Of its own log, to which each flush adds some kilobytes; by default it grows without end.
-        options.set_keep_log_file_num(2)
-        options.set_max_log_file_size(_MOST_LOG_FILE_BYTES)
-        options.set_max_open_files(256)
-        # More threads would be started and ended at every opening, which takes half of its time.
-        options.set_max_file_opening_threads(1)
-        options.set_skip_stats_update_on_db_open(True)
-        options.set_stats_dump_period_sec(0)
-        return options
-
-
-def write_sst(
-    path: Path,
-    changes: Iterable[Sequence[tuple[bytes, bytes | None]]],
-    topic_partition: TopicPartition,
-    committed: CommittedOffset,
-) -> None:
-    """Write changes (None deletes), part by part in the order of their keys, and the resulting offset as one file
-    to ingest."""
-    options = Options(raw_mode=True)
-    options.set_block_based_table_factory(_filtered())
-    options.set_compression_type(DBCompressionType.lz4())
-    writer = SstFileWriter(options=options)
-    writer.open(str(path))
-    writer[OFFSET_KEY] = _offsets_to_json({topic_partition: committed})
-    not_synced = 0
-    with path.open("rb") as file:
-        for part in changes:
-            for key, value in part:
-                if value is None:
-                    del writer[key]
-                else:
-                    writer[key] = value
-            not_synced += len(part)
-            # Done all at once at the end, it would hold up other syncs on this disk.
-            if not_synced >= _KEYS_PER_SYNC:
-                os.fdatasync(file.fileno())
-                not_synced = 0
-    writer.finish()
 
 
 def _raise_if_damage(error: Exception) -> None:
@@ -273,7 +184,7 @@ class RocksDbStore:
         offsets = {**self._offsets, **changelog_offsets}
         if offsets:
             # Not without need: ingesting a file over a key in memory flushes the memory first.
-            batch.put(OFFSET_KEY, _offsets_to_json(offsets))
+            batch.put(OFFSET_KEY, offsets_to_json(offsets))
         if self._identity_to_commit is not None:
             batch.put(IDENTITY_KEY, self._identity_to_commit)
         with self._writing():
@@ -381,22 +292,3 @@ def _close_unread(db: Rdict) -> None:
             if boot_ms() > deadline:
                 raise
             time.sleep(_CLOSE_RETRY_S)
-
-
-def _offsets_to_json(offsets: Mapping[TopicPartition, CommittedOffset]) -> bytes:
-    return msgspec.json.encode(
-        [
-            {"topic": topic, "partition": partition, **committed.document()}
-            for (topic, partition), committed in offsets.items()
-        ]
-    )
-
-
-def offsets_from_json(raw: bytes | None) -> dict[TopicPartition, CommittedOffset]:
-    """The offsets under ``OFFSET_KEY``, none if the store has no such key."""
-    if raw is None:
-        return {}
-    return {
-        TopicPartition(found["topic"], found["partition"]): CommittedOffset.from_document(found)
-        for found in json.loads(raw)
-    }

@@ -25,7 +25,7 @@ from forebay.linux import end_with_parent
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay_worker.state.rocksdb import write_sst
+from forebay_worker.state.sst_file import write_sst
 from forebay_worker.state.storage_faults import storage_fault
 from forebay_worker.tasks.folding import Fold, advance, misplaced_key
 from forebay_worker.tasks.log_continuity import continuity_fault

@@ -13,7 +13,8 @@ from forebay.topology_file import parse_topology
 from forebay_worker.state import offset_record
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offset_record import RECORD_NAME, read_positions, record_positions
-from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
+from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.state.store_origin import StoreIdentity
 
 MEMORY = RocksDbMemory(8 << 20, 8 << 20)

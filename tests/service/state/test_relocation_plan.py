@@ -36,7 +36,8 @@ from forebay_worker.state.relocation_plan import (
     collisions,
     plan_relocation,
 )
-from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
+from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.state.store_origin import StoreIdentity
 
 FOUR = ("a", "b", "c", "d")

@@ -26,7 +26,10 @@ from forebay_worker.state.checkpoint_file import CheckpointFile
 from forebay_worker.state.checkpointed_store import CheckpointedStore
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.state.rocksdb import IDENTITY_KEY, RocksDbMemory, RocksDbStore, write_sst
+from forebay_worker.state.reserved_records import IDENTITY_KEY
+from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.state.rocksdb_memory import RocksDbMemory
+from forebay_worker.state.sst_file import write_sst
 from forebay_worker.state.store_factory import StoreFactory
 from tests.support.cluster import wait_until
 from tests.support.disks import fill, small_disk

@@ -24,7 +24,8 @@ from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
 from forebay_worker.reads.latest_entries import latest_entries
 from forebay_worker.reads.values import values_of
-from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
+from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks.applier_thread import Applier
 from forebay_worker.tasks.events import EndReached, ReplicaEvent
 from forebay_worker.tasks.expiry import Expiry

@@ -18,7 +18,8 @@ from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
-from forebay_worker.state.rocksdb import RocksDbMemory, RocksDbStore
+from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks.applier_thread import Applier
 from forebay_worker.tasks.apply import apply_batch
 from forebay_worker.tasks.bulk_restore import BulkRestore
