@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from forebay.bounded_cache import remembered
 from forebay.clock import boot_ms
 from forebay.errors import Unauthenticated
 from forebay.reloaded_file import ReloadedFile
-from forebay.remembered import remembered
 
 LEAST_TOKEN_CHARACTERS = 16
 """Of a token in a file: shorter ones are words, or can be tried one after the other."""

@@ -46,6 +46,12 @@ def encode_position(position: Position) -> str:
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
+@lru_cache(maxsize=4096)
+def partition_position(log: str, partition: int, offset: int) -> str:
+    """The position that an answer from one partition carries: ``offset`` is an upper bound of what it contains."""
+    return encode_position(Position(log_digest(log), {partition: offset}))
+
+
 def decode_position(token: str) -> Position:
     """The position of a token; raises ``BadParameter``."""
     try:

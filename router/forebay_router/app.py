@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from forebay.answer_schemas.status import RouterStatus
 from forebay.authentication import Authenticator
 from forebay.clock import boot_ms
 from forebay.console.data_routes import Console, add_console_routes
@@ -58,7 +59,6 @@ from forebay.rest.routes import (
 from forebay.rest.streamed_response import StreamedResponse
 from forebay.rest.ticket_routes import add_ticket_route
 from forebay.rest.tickets import Tickets, ticket_key_of
-from forebay.shapes.status import RouterStatus
 from forebay.timeouts import running_timeout
 from forebay_router.changes_routes import add_changes_routes
 from forebay_router.metrics import ANSWER_MS, RouterMetrics

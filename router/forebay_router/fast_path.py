@@ -25,7 +25,7 @@ from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.large_answers import LargeAnswer
 from forebay.rest.limits import Peer
 from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
-from forebay.routing.read_policy import Action, NoteSlow, NoteThrottled, ReadPolicy, Wait
+from forebay.routing.failover_policy import Action, NoteSlow, NoteThrottled, ReadPolicy, Wait
 from forebay.streams_metadata import HostInfo
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.batches import batch_get

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from forebay.answer_schemas.status import KnownWorker, MapGeneration, RouterProcess, RouterStatus
 from forebay.clock import boot_ms, epoch_ms
 from forebay.console.findings import Finding
 from forebay.console.replica_states import ReplicaState
@@ -24,7 +25,6 @@ from forebay.rest.parameters import Prefer, ReadParameters
 from forebay.routing.candidates import candidates
 from forebay.routing.hedging import HedgeBudget, HedgeDelay
 from forebay.settings import RouterSettings
-from forebay.shapes.status import KnownWorker, MapGeneration, RouterProcess, RouterStatus
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
 from forebay_router.cluster.cluster import Cluster

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
+from forebay.answer_schemas.status import WorkerStatus
 from forebay.authentication import Authenticator
 from forebay.clock import boot_ms
 from forebay.console.data_routes import Console, add_console_routes
@@ -63,7 +64,6 @@ from forebay.rest.routes import (
 from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE
 from forebay.rest.ticket_routes import add_ticket_route
 from forebay.rest.tickets import Tickets, ticket_key_of
-from forebay.shapes.status import WorkerStatus
 from forebay_worker.changes_routes import add_changes_routes
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.processes.process_group import WorkerProcesses

@@ -49,7 +49,7 @@ def run(settings: WorkerSettings, place: ProcessSlot) -> None:
     from forebay.fast_path import addressed, guarded, make_protocol
     from forebay.rest.application import cors_options
     from forebay.rest.hosts import allowed_hosts
-    from forebay.rest.starting import answering_meanwhile
+    from forebay.rest.startup_responder import answering_meanwhile
     from forebay_worker.app import make_app
     from forebay_worker.fast_path import WorkerFastPath
     from forebay_worker.metrics import WorkerMetrics

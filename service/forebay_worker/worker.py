@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from forebay.answer_schemas.replicas import ReplicaRow
+from forebay.answer_schemas.status import Ceiling, MapGeneration, WorkerStatus
 from forebay.changelog import open_changelog
 from forebay.clock import boot_ms, epoch_ms
 from forebay.console.findings import Finding
@@ -22,8 +24,6 @@ from forebay.process_identity import Identity
 from forebay.rest.event_streams import EventStreams
 from forebay.rest.limits import Limits
 from forebay.settings import WorkerSettings
-from forebay.shapes.replicas import ReplicaRow
-from forebay.shapes.status import Ceiling, MapGeneration, WorkerStatus
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
 from forebay.task_ids import TaskId
@@ -39,7 +39,7 @@ from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
 from forebay_worker.reads.staleness_check import Admission
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.offsets import CAUGHT_UP, INCOMPLETE
+from forebay_worker.state.offset_cache import CAUGHT_UP, INCOMPLETE
 from forebay_worker.state.relocate import prepare_state
 from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.state.store_factory import StoreFactory

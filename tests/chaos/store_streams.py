@@ -16,7 +16,7 @@ from forebay.client import Absent, AsyncClient, Reset, StoreChange, StoreLag, Va
 from forebay.clock import boot_ms
 from forebay.errors import Problem
 from forebay.position import decode_position
-from forebay.rest.events import Event, EventReader
+from forebay.rest.server_sent_events import Event, EventReader
 from forebay.rest.store_changes.cursors import decode_id
 from tests.chaos import answers
 from tests.chaos.history import BOTH_ROUTERS, Finding, Followed, Item, Portion, Reached, Read

@@ -11,7 +11,7 @@ import trustme
 
 from forebay.errors import ListenAddressInUse
 from forebay.rest.server import bind
-from forebay.rest.starting import answering_meanwhile
+from forebay.rest.startup_responder import answering_meanwhile
 from forebay.streams_metadata import HostInfo
 from tests.support.cluster import running_cluster, wait_until
 

@@ -290,7 +290,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "active-without-a-lease",
         "a worker without a valid lease answers as standby",
-        "forebay_worker.tasks.replica_view:ReplicaView.role",
+        "forebay_worker.tasks.roles:role_of",
         "designated_boot_ms is None or now_boot_ms >= lease_until_boot_ms",
         "designated_boot_ms is None",
         ("end_to_end/test_lease.py::test_a_worker_that_cannot_renew_its_lease_is_standby",),
@@ -298,7 +298,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "active-at-designation",
         "an active that has not reached an end observed since its designation is restoring",
-        "forebay_worker.tasks.replica_view:ReplicaView.role",
+        "forebay_worker.tasks.roles:role_of",
         'end_reached is not None and end_reached >= designated_boot_ms else "restoring"',
         'designated_boot_ms is not None else "restoring"',
         ("end_to_end/test_replay.py::test_a_replaying_active_is_restoring",),
@@ -306,7 +306,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "active-by-an-earlier-end",
         "the end must have been observed since the designation",
-        "forebay_worker.tasks.replica_view:ReplicaView.role",
+        "forebay_worker.tasks.roles:role_of",
         "end_reached is not None and end_reached >= designated_boot_ms",
         "end_reached is not None",
         ("end_to_end/test_replay.py::test_a_replaying_active_is_restoring",),
@@ -685,7 +685,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "predecessor-not-served",
         "a store that missed tombstones serves until its rebuild is done",
-        "forebay_worker.tasks.events:StoreDamaged.of",
+        "forebay_worker.tasks.replica_events:StoreDamaged.of",
         "as_it_once_was=isinstance(error, TombstonesMissed)",
         "as_it_once_was=False",
         ("service/tasks/test_recovery.py::test_predecessor_serves_until_the_rebuild_is_done",),
@@ -1268,7 +1268,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "assignment-of-a-former-leader",
         "a leader whose lease ran out within its round writes nothing",
-        "forebay_worker.group.sqlite.database:GroupTransaction.put_assignment",
+        "forebay_worker.group.sqlite.lease_database:GroupTransaction.put_assignment",
         "WHERE leader = ? AND leader_until > ? AND incarnation = ? AND generation = ?",
         "WHERE ? <> '' AND ? <> 0 AND incarnation = ? AND ? IS NOT NULL",
         ("service/group/sqlite/test_membership.py::test_leader_stopped_within_its_round_changes_nothing",),
@@ -1276,7 +1276,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "leases-outlive-a-reboot",
         "leases from before a reboot are void",
-        "forebay_worker.group.sqlite.database:GroupTransaction.void_leases_of_another_boot",
+        "forebay_worker.group.sqlite.lease_database:GroupTransaction.void_leases_of_another_boot",
         "if of != boot_id:",
         "if False:",
         ("service/group/sqlite/test_membership.py::test_a_member_lost_at_reboot_gets_no_task",),
@@ -1292,7 +1292,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "leader-of-another-topology",
         "the most frequent topology leads",
-        "forebay_worker.group.leadership:may_lead",
+        "forebay_worker.group.election:may_lead",
         "mine in foremost if led else mine == foremost[0]",
         "True",
         ("service/group/sqlite/test_membership.py::test_other_topologys_member_does_not_lead",),
@@ -1340,7 +1340,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rebuilt-at-once",
         "a member is expected back for standby_rebuild_delay_ms",
-        "forebay_worker.group.absences:Absences.__init__",
+        "forebay_worker.group.rebuild_delay:Absences.__init__",
         "self._delay_ms = standby_rebuild_delay_ms",
         "self._delay_ms = 0",
         ("service/group/sqlite/test_membership.py::test_unresponsive_members_actives_move_after_its_session",),
@@ -1493,7 +1493,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "hedge-without-budget",
         "hedges are capped by the budget",
-        "forebay.routing.read_policy:ReadPolicy._hedge",
+        "forebay.routing.failover_policy:ReadPolicy._hedge",
         "if self._replicas.spend_hedge():",
         "if True:",
         ("router/reads/test_replica_read.py::test_ordinary_reads_hedge_within_the_budget",),
@@ -1565,18 +1565,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "refusal-of-any",
         "a 412 is given only if every replica that answered gave one",
-        "forebay_router.reads.attempts:refusal",
+        "forebay_router.reads.refusals:refusal",
         "answers and all(answer.status == 412",
         "answers and any(answer.status == 412",
-        ("router/reads/test_attempts.py::test_a_refusal_is_passed_on_only_if_all_gave_it",),
+        ("router/reads/test_refusals.py::test_a_refusal_is_passed_on_only_if_all_gave_it",),
     ),
     Mutant(
         "refusal-of-the-farthest-behind",
         "a 412 is that of the replica least behind",
-        "forebay_router.reads.attempts:refusal",
+        "forebay_router.reads.refusals:refusal",
         "best = min(",
         "best = max(",
-        ("router/reads/test_attempts.py::test_the_refusal_of_the_replica_least_behind_is_passed_on",),
+        ("router/reads/test_refusals.py::test_the_refusal_of_the_replica_least_behind_is_passed_on",),
     ),
     Mutant(
         "down-worker-asked-first",
@@ -1661,10 +1661,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "received-after-the-deadline",
         "an answer that is received after the deadline is late",
-        "forebay.routing.read_policy:ReadPolicy._is_final",
+        "forebay.routing.failover_policy:ReadPolicy._is_final",
         "return now_ms <= self._deadline_ms",
         "return True",
-        ("core/routing/test_read_policy.py::test_an_answer_after_the_deadline_is_none",),
+        ("core/routing/test_failover_policy.py::test_an_answer_after_the_deadline_is_none",),
     ),
     Mutant(
         "choice-for-ever",
@@ -1894,7 +1894,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "overload-final-at-once",
         "one other is asked after a 429",
-        "forebay.routing.read_policy:ReadPolicy._is_final",
+        "forebay.routing.failover_policy:ReadPolicy._is_final",
         "self._overloads > 1 and outcome is AttemptOutcome.OVERLOADED",
         "outcome is AttemptOutcome.OVERLOADED",
         ("router/reads/test_replica_read.py::test_an_overloaded_worker_is_followed_by_one_other",),
@@ -1902,7 +1902,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "overload-asks-all",
         "and no third",
-        "forebay.routing.read_policy:ReadPolicy._is_final",
+        "forebay.routing.failover_policy:ReadPolicy._is_final",
         "self._overloads > 1 and outcome is AttemptOutcome.OVERLOADED",
         "False",
         ("router/reads/test_replica_read.py::test_an_overloaded_worker_is_followed_by_one_other",),
@@ -1910,7 +1910,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "silent-worker-asked-twice",
         "everyone is asked once",
-        "forebay.routing.read_policy:ReadPolicy.resume",
+        "forebay.routing.failover_policy:ReadPolicy.resume",
         "self._met.add(host)",
         "pass",
         ("router/reads/test_replica_read.py::test_a_worker_that_is_still_awaited_gets_no_second_request",),
@@ -1918,18 +1918,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "fail-over-in-a-refresh-only",
         "a fail-over is free, even while others are being asked",
-        "forebay.routing.read_policy:ReadPolicy.settle",
+        "forebay.routing.failover_policy:ReadPolicy.settle",
         "self._ask_next(now_ms)",
         "pass",
-        ("core/routing/test_read_policy.py::test_failover_does_not_wait_for_other_attempts",),
+        ("core/routing/test_failover_policy.py::test_failover_does_not_wait_for_other_attempts",),
     ),
     Mutant(
         "newer-map-ignored",
         "a newer map makes one that refused a candidate again",
-        "forebay.routing.read_policy:ReadPolicy._find_candidates",
+        "forebay.routing.failover_policy:ReadPolicy._find_candidates",
         "self._met -= self._refused",
         "pass",
-        ("core/routing/test_read_policy.py::test_a_newer_map_makes_one_that_refused_a_candidate_again",),
+        ("core/routing/test_failover_policy.py::test_a_newer_map_makes_one_that_refused_a_candidate_again",),
     ),
     Mutant(
         "every-replica-waits",
@@ -2032,7 +2032,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "group-format",
         "a group of an earlier version is joined",
-        "forebay_worker.group.sqlite.database:_FORMAT",
+        "forebay_worker.group.sqlite.lease_database:_FORMAT",
         "1",
         "2",
         ("end_to_end/test_upgrade.py::test_an_old_groups_generation_is_continued",),
@@ -2232,7 +2232,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "status-member-required",
         "the status of an earlier worker is read",
-        "forebay.shapes.status:StatusReport",
+        "forebay.answer_schemas.status:StatusReport",
         "acceptable_recovery_lag: Natural | None = None",
         "acceptable_recovery_lag: Natural",
         ("end_to_end/test_upgrade.py::test_an_old_workers_status_and_metadata_are_read",),
@@ -2678,23 +2678,23 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "timers-unpaced",
         "followers whose time has come together are woken a few at a time",
-        "forebay.rest.paced_wakes:PacedWakes.at",
+        "forebay.rest.follower_wakeups:PacedWakes.at",
         "self.add, (waker,))",
         "waker)",
-        ("core/rest/test_paced_wakes.py::test_timers_that_are_due_together_wake_a_few_in_a_turn",),
+        ("core/rest/test_follower_wakeups.py::test_timers_that_are_due_together_wake_a_few_in_a_turn",),
     ),
     Mutant(
         "wakes-without-pauses",
         "sending to followers takes a quarter of the time at most",
-        "forebay.rest.paced_wakes:PacedWakes._pause",
+        "forebay.rest.follower_wakeups:PacedWakes._pause",
         "self._pause_by_work * min(",
         "0.0 * min(",
-        ("core/rest/test_paced_wakes.py::test_pauses_are_three_times_as_long_as_the_work",),
+        ("core/rest/test_follower_wakeups.py::test_pauses_are_three_times_as_long_as_the_work",),
     ),
     Mutant(
         "damage-holds-the-store-open",
         "a store that is found damaged is rebuilt at once",
-        "forebay_worker.tasks.events:StoreDamaged.of",
+        "forebay_worker.tasks.replica_events:StoreDamaged.of",
         "traceback.clear_frames(found.__traceback__)",
         "pass",
         ("service/tasks/test_damage.py::test_damage_met_by_a_sweep_is_rebuilt_at_once",),
@@ -2726,10 +2726,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "stops-paid-for-by-followers",
         "a stop of the process is no work of its followers",
-        "forebay.rest.paced_wakes:PacedWakes._pause",
+        "forebay.rest.follower_wakeups:PacedWakes._pause",
         "min(self._now_ms() - begun_ms, _MOST_WORK_MS)",
         "(self._now_ms() - begun_ms)",
-        ("core/rest/test_paced_wakes.py::test_a_stop_of_the_process_makes_no_pause",),
+        ("core/rest/test_follower_wakeups.py::test_a_stop_of_the_process_makes_no_pause",),
     ),
     Mutant(
         "lasting-garbage-never-searched",

@@ -10,7 +10,7 @@ import pytest
 from forebay.fast_path import FastPathProtocol, PendingResponse, RecognisedBatch, RequestTemplate
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.limits import Peer
-from forebay.routing.read_policy import GiveUp
+from forebay.routing.failover_policy import GiveUp
 from forebay.settings import RouterSettings, load_settings
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState

@@ -8,7 +8,7 @@ import pytest
 from forebay.lag import Lag
 from forebay.settings import WorkerSettings, load_settings
 from forebay.streams_metadata import HostInfo
-from forebay_worker.state.offsets import CAUGHT_UP
+from forebay_worker.state.offset_cache import CAUGHT_UP
 from forebay_worker.worker import Worker
 from tests.support.cluster import Cluster, wait_until
 

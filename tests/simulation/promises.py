@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from forebay.streams_metadata import Generation
 from forebay.task_ids import TaskId
+from forebay_worker.group.election import holders
 from forebay_worker.group.leader import GroupTimeouts
-from forebay_worker.group.leadership import holders
 from forebay_worker.group.messages import AssignmentInfo
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.worker import SimulatedWorker

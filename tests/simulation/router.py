@@ -9,8 +9,7 @@ from random import Random
 
 from forebay.lag import UNLIMITED, Lag
 from forebay.routing.candidates import Holder, candidates
-from forebay.routing.hedging import HedgeBudget
-from forebay.routing.read_policy import (
+from forebay.routing.failover_policy import (
     Action,
     Ask,
     AttemptOutcome,
@@ -21,6 +20,7 @@ from forebay.routing.read_policy import (
     Refresh,
     Wait,
 )
+from forebay.routing.hedging import HedgeBudget
 from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo
 from forebay.task_ids import TaskId
 from forebay_worker.group.messages import AssignmentInfo

@@ -13,8 +13,8 @@ from typing import cast
 from forebay.changelog import Changelog
 from forebay.errors import ForebayError
 from forebay_worker.group.leader import GroupTimeouts
-from forebay_worker.group.sqlite import database
-from forebay_worker.group.sqlite.database import GroupDatabase, GroupTransaction
+from forebay_worker.group.sqlite import lease_database
+from forebay_worker.group.sqlite.lease_database import GroupDatabase, GroupTransaction
 from forebay_worker.group.sqlite.membership import SqliteMembership
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.worker import POLICY, Ends, SimulatedWorker
@@ -38,7 +38,7 @@ class SharedDatabase:
     def recreate(self) -> None:
         """Begin with an empty one, as after its removal."""
         self._connection = sqlite3.connect(":memory:", isolation_level=None)
-        for statement in database._SCHEMA.split(";"):
+        for statement in lease_database._SCHEMA.split(";"):
             self._connection.execute(statement)
 
     @contextlib.contextmanager
@@ -46,7 +46,7 @@ class SharedDatabase:
         """As ``GroupDatabase.transaction``."""
         if self.random.random() < self.fails:
             raise sqlite3.OperationalError("database is locked")
-        with database.transaction(self._connection):
+        with lease_database.transaction(self._connection):
             # By virtual time, where a real one would take the wall clock's.
             begun = "INSERT OR IGNORE INTO grp VALUES (0, 1, 'app', 'boot', ?, 0, NULL, 0, NULL)"
             self._connection.execute(begun, (int(now),))

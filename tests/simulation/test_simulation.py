@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay_worker.group.absences import Absences
+from forebay_worker.group.rebuild_delay import Absences
 from tests.simulation.promises import PromiseBroken
 from tests.simulation.run import LOGS, Schedule, simulate
 

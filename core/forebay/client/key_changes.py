@@ -14,8 +14,8 @@ from forebay.client.store_changes import StoreChange, StoreChangesRequest, Store
 from forebay.errors import Problem, UnknownKey
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import ReplicaInfo
-from forebay.rest.events import Event, EventReader
 from forebay.rest.key_changes import is_transient
+from forebay.rest.server_sent_events import Event, EventReader
 
 C = TypeVar("C")
 """What following yields."""

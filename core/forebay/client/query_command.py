@@ -17,9 +17,9 @@ from rich.highlighter import JSONHighlighter
 from rich.text import Text
 
 from forebay.client import Answer, Client, ReplicaInfo
+from forebay.client.command_target import Server, server_options
 from forebay.client.problems import problem_of_response
 from forebay.client.read_plans import REWRITTEN
-from forebay.client.server import Server, server_options
 from forebay.errors import ForebayError, Problem
 from forebay.output import Output, json_output, printable
 from forebay.rest.scans import posted_cursor

@@ -11,7 +11,7 @@ from forebay.client.problems import problem_of
 from forebay.errors import Problem, UnknownKey
 from forebay.lag import Lag
 from forebay.rest.answers import ReplicaInfo
-from forebay.rest.events import Event
+from forebay.rest.server_sent_events import Event
 
 T = TypeVar("T")
 Document = Mapping[str, Any]

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from forebay.client.server import Server, server_options
+from forebay.client.command_target import Server, server_options
 from forebay.errors import ForebayError
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.output import Output, json_output

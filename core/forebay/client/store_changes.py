@@ -13,7 +13,7 @@ from forebay.client.results import ITEM_TYPES, Entry, SessionWindow, Window, lag
 from forebay.errors import BadParameter, Problem
 from forebay.lag import Lag
 from forebay.rest.answers import ReplicaInfo
-from forebay.rest.events import Event
+from forebay.rest.server_sent_events import Event
 from forebay.store_kinds import STORE_KINDS
 from forebay.store_spec import StoreSpec
 

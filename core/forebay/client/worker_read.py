@@ -42,10 +42,10 @@ from forebay.errors import (
 )
 from forebay.lag import UNKNOWN_LAG
 from forebay.rest.answer_aging import as_of_waited
-from forebay.rest.events import EVENTS_MEDIA_TYPE
 from forebay.rest.key_changes import is_transient
 from forebay.rest.retryable_statuses import TRANSIENT
-from forebay.routing.read_policy import Action, Ask, AttemptOutcome, Finish, GiveUp, ReadPolicy, Refresh
+from forebay.rest.server_sent_events import EVENTS_MEDIA_TYPE
+from forebay.routing.failover_policy import Action, Ask, AttemptOutcome, Finish, GiveUp, ReadPolicy, Refresh
 from forebay.streams_metadata import Generation, HostInfo
 
 _LEAST_PAUSE_S = 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from forebay.remembered import remembered
+from forebay.bounded_cache import remembered
 
 _MOST_REMEMBERED, _LEAST_REMEMBERED = 32_768, 64
 """Keys remembered: of all stores of a process, and of each however many there are."""

@@ -12,18 +12,18 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from msgspec import Struct
 
+from forebay.answer_schemas.components import reference
+from forebay.console.answer_schemas import HealthAnswer, HistoryAnswer, ReplicasAnswer, TimelineAnswer
 from forebay.console.findings import findings_of, gravest_first
 from forebay.console.health import health_answer
 from forebay.console.history import Bounds, History, StoreCounts, StoreSample, history_answer
 from forebay.console.replicas_page import partition_replicas
-from forebay.console.shapes import HealthAnswer, HistoryAnswer, ReplicasAnswer, TimelineAnswer
 from forebay.console.survey import Survey, Surveyed
 from forebay.console.timeline import Timeline
 from forebay.errors import BadParameter, NotReady, Problem, UnknownStore
 from forebay.rest.answers import json_answer
 from forebay.rest.application import respond, responses
 from forebay.rest.parameters import natural_parameters, text_parameters
-from forebay.shapes.components import reference
 from forebay.store_spec import StoreSpec
 
 _MOST_PARTITIONS = 1_000

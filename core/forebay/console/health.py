@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from forebay.clock import epoch_ms
+from forebay.console.answer_schemas import HealthAnswer, RestoreUnderWay, StoreHealth, WorkerCounts
 from forebay.console.findings import Finding
-from forebay.console.shapes import HealthAnswer, RestoreUnderWay, StoreHealth, WorkerCounts
 from forebay.console.survey import Affected, StoreSurvey, Surveys
 from forebay.lag import Lag, worst_lag
 

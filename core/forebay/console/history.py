@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from forebay.clock import epoch_ms
-from forebay.console.shapes import HistoryAnswer, LagBuckets, LagsOfAnswers, SecondOfReads
+from forebay.console.answer_schemas import HistoryAnswer, LagBuckets, LagsOfAnswers, SecondOfReads
 from forebay.lag import Lag
 
 log = logging.getLogger(__name__)

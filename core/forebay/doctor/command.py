@@ -11,10 +11,10 @@ import click
 from rich.text import Text
 
 from forebay.cli import worker_settings
-from forebay.client.server import Server, token_of
+from forebay.client.command_target import Server, token_of
 from forebay.console.findings import gravest_first
+from forebay.doctor.changelog import check_changelog, log_directory
 from forebay.doctor.check import Check, of_error
-from forebay.doctor.logs import check_changelog, log_directory
 from forebay.doctor.machine import (
     check_accepted_tokens,
     check_disk,

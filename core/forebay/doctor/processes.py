@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from forebay import __version__
-from forebay.client.server import Server
+from forebay.answer_schemas.reading import read_values
+from forebay.client.command_target import Server
 from forebay.clock import epoch_ms
 from forebay.console.findings import Finding
 from forebay.console.health import duration
 from forebay.doctor.check import Check, of_error
 from forebay.errors import ForebayError
-from forebay.shapes.reading import read_values
 from forebay.topology import Topology
 
 _MOST_SKEW_MS = 250.0

@@ -23,6 +23,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay import __version__
+from forebay.answer_schemas.components import components
 from forebay.authentication import Authenticator
 from forebay.errors import (
     PROBLEM_MEDIA_TYPE,
@@ -49,7 +50,6 @@ from forebay.rest.parameters import split_query
 from forebay.rest.request_guard import OPEN_PATHS, Guard, HostGuard, is_unknown
 from forebay.rest.ticket_parameter import TicketParameter
 from forebay.rest.tickets import Tickets, followed
-from forebay.shapes.components import components
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,15 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from msgspec import Struct
 
+from forebay.answer_schemas.components import reference
+from forebay.answer_schemas.replicas import LagsAnswer
+from forebay.answer_schemas.stores import (
+    KeyMetadataAnswer,
+    MapAnswer,
+    StoreDescription,
+    StoreMetadataAnswer,
+    StoresAnswer,
+)
 from forebay.codecs.keys import from_segment
 from forebay.errors import (
     BadKey,
@@ -31,15 +40,6 @@ from forebay.rest.documents import (
 )
 from forebay.rest.event_loop_turns import in_turns
 from forebay.rest.parameters import partition_parameter, text_parameters
-from forebay.shapes.components import reference
-from forebay.shapes.replicas import LagsAnswer
-from forebay.shapes.stores import (
-    KeyMetadataAnswer,
-    MapAnswer,
-    StoreDescription,
-    StoreMetadataAnswer,
-    StoresAnswer,
-)
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
 

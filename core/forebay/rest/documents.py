@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from forebay.codecs.keys import KeyCodec
-from forebay.shapes.reading import read_values
-from forebay.shapes.stores import (
+from forebay.answer_schemas.reading import read_values
+from forebay.answer_schemas.stores import (
     HostMetadata,
     KeyMetadataAnswer,
     MapAnswer,
@@ -17,6 +16,7 @@ from forebay.shapes.stores import (
     StoreMetadataAnswer,
     StoresAnswer,
 )
+from forebay.codecs.keys import KeyCodec
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import (
     ClusterMap,

@@ -11,9 +11,9 @@ from starlette.types import Receive, Scope, Send
 
 from forebay.errors import BadRequest, NotReady, Problem
 from forebay.rest.client_disconnect import left
-from forebay.rest.events import COMMENT, EVENTS_MEDIA_TYPE, EncodedEvents, Event
 from forebay.rest.limits import Limit, Peer
 from forebay.rest.request_guard import later_refusal
+from forebay.rest.server_sent_events import COMMENT, EVENTS_MEDIA_TYPE, EncodedEvents, Event
 from forebay.rest.streamed_response import StreamedResponse
 
 RETRY_MS = 1_000

@@ -6,8 +6,8 @@ import ipaddress
 import re
 from collections.abc import Sequence
 
+from forebay.bounded_cache import remembered
 from forebay.networks import Networks
-from forebay.remembered import remembered
 
 UNIX = "unix"
 """In place of a network: whoever may connect to the Unix sockets."""

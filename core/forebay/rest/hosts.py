@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from forebay.bounded_cache import remembered
 from forebay.listen_addresses import ListenAddress, exposed_addresses
-from forebay.remembered import remembered
 from forebay.streams_metadata import HostInfo, is_address, is_loopback
 
 _HOST = re.compile(rb"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::[0-9]*)?")

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay.errors import AnswerTooLarge, BadRequest, Problem
 from forebay.rest.answers import problem_answer
-from forebay.rest.events import EVENTS_MEDIA_TYPE
+from forebay.rest.server_sent_events import EVENTS_MEDIA_TYPE
 
 
 class WholeAnswers:

@@ -11,10 +11,11 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
+from forebay.answer_schemas.components import reference
+from forebay.answer_schemas.reads import BatchAnswer, KeyAnswer, list_answer
 from forebay.errors import AnswerTooLarge, BodyTooLarge, InternalError, Problem
 from forebay.rest.application import ANSWER_HEADERS, responses
 from forebay.rest.batches import MOST_KEYS
-from forebay.rest.events import EVENTS_MEDIA_TYPE
 from forebay.rest.key_changes import LAST_EVENT_ID_PARAMETER
 from forebay.rest.list_routes import SCAN_ROUTES, ScanRoute
 from forebay.rest.parameters import (
@@ -27,8 +28,7 @@ from forebay.rest.parameters import (
     openapi_parameters,
 )
 from forebay.rest.posted_cursor import POSTED_CURSOR_BODY
-from forebay.shapes.components import reference
-from forebay.shapes.reads import BatchAnswer, KeyAnswer, list_answer
+from forebay.rest.server_sent_events import EVENTS_MEDIA_TYPE
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from forebay.rest.client_disconnect import left
-from forebay.rest.paced_wakes import paced_ends
+from forebay.rest.follower_wakeups import paced_ends
 
 
 class StreamedResponse(StreamingResponse):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Literal
 
+from forebay.spark_checkpoint.aggregates import buffer_width, functions_at
 from forebay.spark_checkpoint.data_types import AtomicType, DataType, Field, StructType
 from forebay.spark_checkpoint.errors import CheckpointFormatUnknown
-from forebay.spark_checkpoint.finishers import buffer_width, functions_at
 from forebay.spark_checkpoint.operators import DEFAULT_STORE, Operator, StateVariable, Store
 from forebay.spark_checkpoint.schemas import DEFAULT_FAMILY, ColumnFamily
 from forebay.store_kinds import DEFAULT_KIND, STORE_KINDS

@@ -6,6 +6,7 @@ import hashlib
 
 from forebay.codecs.keys import TOTAL_KEYS
 from forebay.errors import TopologyError
+from forebay.spark_checkpoint.aggregates import value_reader
 from forebay.spark_checkpoint.data_types import AtomicType, DataType, StructType
 from forebay.spark_checkpoint.description import (
     OperatorDescription,
@@ -17,7 +18,6 @@ from forebay.spark_checkpoint.description import (
     position_text,
 )
 from forebay.spark_checkpoint.errors import CheckpointMissing, StateUnsupported
-from forebay.spark_checkpoint.finishers import value_reader
 from forebay.spark_checkpoint.operators import Operator
 from forebay.spark_checkpoint.schemas import ColumnFamily
 from forebay.spark_checkpoint.unsafe_row import Row

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
+from forebay.answer_schemas.status import StatusReport
 from forebay.clock import boot_ms
 from forebay.console.replica_states import ReplicaState
 from forebay.errors import PartitionerMissing, UnknownStore
@@ -13,7 +14,6 @@ from forebay.lag import UNKNOWN_LAG, UNLIMITED, Tolerance
 from forebay.log_throttle import LogThrottle
 from forebay.process_identity import Identity
 from forebay.routing.candidates import Holder
-from forebay.shapes.status import StatusReport
 from forebay.store_spec import StoreSpec, find_partitioner
 from forebay.streams_metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, StreamsMetadataState
 from forebay.task_ids import TopicPartition

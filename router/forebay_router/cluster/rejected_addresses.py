@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from forebay.shapes.status import RejectedAddress
+from forebay.answer_schemas.status import RejectedAddress
 from forebay.streams_metadata import HostInfo
 
 log = logging.getLogger(__name__)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forebay.shapes.reading import read_json
-from forebay.shapes.status import StatusReport
+from forebay.answer_schemas.reading import read_json
+from forebay.answer_schemas.status import StatusReport
 from forebay.streams_metadata import HostInfo
 
 

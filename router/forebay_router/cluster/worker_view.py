@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET
 
+from forebay.answer_schemas.status import StatusReport
 from forebay.clock import boot_ms
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.process_identity import Identity
-from forebay.shapes.status import StatusReport
 from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo
 from forebay_router.cluster.slow_start import SlowStart
 

@@ -44,9 +44,9 @@ from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo
 from forebay_router.metrics import RouterMetrics
-from forebay_router.reads.attempts import Attempt, refusal
 from forebay_router.reads.keys import decides, verdict
 from forebay_router.reads.outcomes import RETRYABLE_SOON
+from forebay_router.reads.refusals import Attempt, refusal
 from forebay_router.reads.replica_read import ReplicaRead
 from forebay_router.reads.replica_request import (
     ReplicaRequest,

@@ -11,7 +11,7 @@ from forebay.errors import NotHostedHere
 from forebay.rest.answer_aging import as_of
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.parameters import ReadParameters
-from forebay.routing.read_policy import (
+from forebay.routing.failover_policy import (
     Action,
     Ask,
     AttemptOutcome,
@@ -26,9 +26,9 @@ from forebay.routing.read_policy import (
     Wait,
 )
 from forebay.streams_metadata import HostInfo
-from forebay_router.reads.attempts import Attempt, attempts_head, late, overload, refusal
 from forebay_router.reads.outcomes import is_final, outcome_of
 from forebay_router.reads.partition_replicas import PartitionReplicas
+from forebay_router.reads.refusals import Attempt, attempts_head, late, overload, refusal
 from forebay_router.reads.replica_request import (
     FirstRequest,
     ReplicaRequest,

@@ -24,7 +24,7 @@ from forebay.rest.retryable_statuses import TRANSIENT
 from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE, ScanPage
 from forebay.rest.scans import Scan, make_scan, posted_cursor, scan_head
 from forebay.routing.scattered_list import PartitionPages, ScatteredList, page_bytes_of
-from forebay_router.reads.attempts import nothing_read
+from forebay_router.reads.refusals import nothing_read
 from forebay_router.reads.replica_read import ask
 from forebay_router.reads.replica_request import ReplicaRequest, TimedAnswer
 from forebay_router.router import Router

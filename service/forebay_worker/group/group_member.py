@@ -40,11 +40,12 @@ from dataclasses import dataclass, field, replace
 
 from forebay.streams_metadata import NO_GENERATION, Generation
 from forebay.topology import Topology
-from forebay_worker.group.absences import Absences
+from forebay_worker.group.election import alike, holders, may_lead
 from forebay_worker.group.leader import GroupTimeouts
-from forebay_worker.group.leadership import alike, assignment_to_continue, holders, may_lead
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 from forebay_worker.group.placement import Assignment
+from forebay_worker.group.previous_assignment import assignment_to_continue
+from forebay_worker.group.rebuild_delay import Absences
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from forebay.streams_metadata import Generation, HostInfo
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay_worker.group.assignor import AssignmentPolicy, Member, assign
-from forebay_worker.group.leadership import assignment_to_continue
 from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
-from forebay_worker.state.offsets import CAUGHT_UP, INCOMPLETE
+from forebay_worker.group.previous_assignment import assignment_to_continue
+from forebay_worker.state.offset_cache import CAUGHT_UP, INCOMPLETE
 
 _OffsetsByTask = Mapping[TaskId, tuple[int, ...]]
 

@@ -1,4 +1,4 @@
-"""Shares: how many replicas of each sub-topology every member gets; which ones is decided afterwards."""
+"""Quotas: how many replicas of each sub-topology every member gets; which ones is decided afterwards."""
 
 from __future__ import annotations
 

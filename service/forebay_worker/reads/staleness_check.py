@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Protocol
 
+from forebay.answer_schemas.members import Role
 from forebay.clock import boot_ms
 from forebay.errors import (
     BadParameter,
@@ -23,7 +23,7 @@ from forebay.errors import (
     UnknownStore,
 )
 from forebay.lag import UNLIMITED, Lag, Tolerance, lag_of, provable
-from forebay.position import Position, encode_position, log_digest
+from forebay.position import Position, log_digest, partition_position
 from forebay.rest.answers import (
     EncodedReplicaInfo,
     HttpAnswer,
@@ -33,7 +33,6 @@ from forebay.rest.answers import (
     provenance_members,
 )
 from forebay.rest.parameters import ReadParameters
-from forebay.shapes.members import Role
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
 from forebay.task_ids import TaskId, TopicPartition
@@ -41,6 +40,7 @@ from forebay.topology import Topology
 from forebay_worker.tasks.manager import ReplicaTable
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_view import ReplicaView
+from forebay_worker.tasks.roles import role_of
 
 
 class Refused(Exception):
@@ -176,7 +176,7 @@ class Admission:
         """Role and lag of a replica's answers now."""
         now, served = boot_ms(), replica.served
         view, lease = served.view, self._membership.lease_until_boot_ms
-        return view.role(served.designated_boot_ms, lease, now), lag_of(view.progress, now)
+        return role_of(view.progress, served.designated_boot_ms, lease, now), lag_of(view.progress, now)
 
     def proven_lag(self, replica: Replica) -> tuple[Role, Lag]:
         """Role of a replica now, and its lag as it may be checked against a bound."""
@@ -234,7 +234,7 @@ class Admission:
         ):
             return kept
         now = float(moment)
-        role, lag = view.role(designated, lease, now), lag_of(view.progress, now)
+        role, lag = role_of(view.progress, designated, lease, now), lag_of(view.progress, now)
         replica_info = encode_replica_info(self._replica_info(replica.task, view, role, lag))
         admitted = Admitted(replica, moment, lease, designated, view, role, lag, replica_info)
         replica.admitted = admitted
@@ -276,14 +276,9 @@ class Admission:
         return encode_replica_info(self._replica_info(admitted.replica.task, view, admitted.role, admitted.lag))
 
     def _replica_info(self, task: TaskId, view: ReplicaView, role: str, lag: Lag) -> ReplicaInfo:
-        token = _token(view.log or "", task.partition, view.progress.applying_to)
+        token = partition_position(view.log or "", task.partition, view.progress.applying_to)
         return ReplicaInfo(task.partition, token, role, self._host, lag)
 
     def refusal(self, admitted: Admitted, problem: Problem) -> Refused:
         """What to raise where an admitted replica cannot answer after all."""
         return Refused(problem, admitted.replica_info.source)
-
-
-@lru_cache(maxsize=4096)
-def _token(log: str, partition: int, offset: int) -> str:
-    return encode_position(Position(log_digest(log), {partition: offset}))

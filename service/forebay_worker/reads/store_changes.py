@@ -15,7 +15,7 @@ from forebay.rest.store_changes.cursors import ChangesCursor
 from forebay.rest.store_changes.pages import ChangesPage
 from forebay.rest.store_changes.requests import PagesRequest
 from forebay.rest.store_changes.selection import KeySelection, make_selection
-from forebay_worker.reads.change_ticks import ChangeTicks, Seen
+from forebay_worker.reads.change_polls import ChangeTicks, Seen
 from forebay_worker.reads.changes_pages import ChangesReads
 from forebay_worker.reads.staleness_check import Admission, Refused
 

@@ -19,10 +19,10 @@ from forebay.log_throttle import LogThrottle
 from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.task_ids import TopicPartition
 from forebay_worker.tasks.apply import apply_batch, checkpoint_caught_up, observe_end, resume
-from forebay_worker.tasks.events import EndReached, HandleEvent, ReplicaEvent, StoreDamaged
 from forebay_worker.tasks.open_transactions import OpenTransactions
 from forebay_worker.tasks.phases import ReplicaPhase
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.replica_events import EndReached, HandleEvent, ReplicaEvent, StoreDamaged
 from forebay_worker.tasks.yielding import ReaderYield
 
 log = logging.getLogger(__name__)

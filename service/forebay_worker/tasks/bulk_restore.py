@@ -23,8 +23,8 @@ from queue import Empty, SimpleQueue
 from forebay.clock import boot_ms
 from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.task_ids import TopicPartition
-from forebay_worker.tasks.events import FileMade, HandleEvent, RestoreEnded, RestoreEvent, RestoreFailed
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.replica_events import FileMade, HandleEvent, RestoreEnded, RestoreEvent, RestoreFailed
 from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreJob, RestoreReport
 from forebay_worker.tasks.sst_ingest import ingest

@@ -12,8 +12,8 @@ from forebay.clock import boot_ms
 from forebay.state_store import StateStore, StoreCorrupted
 from forebay.stored_keys import END_OF_USER_KEYS, RESERVED_TAG, USER_TAG
 from forebay.task_ids import TopicPartition
-from forebay_worker.tasks.events import HandleEvent, StoreDamaged
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.replica_events import HandleEvent, StoreDamaged
 from forebay_worker.tasks.superseded_entries import SupersededSweep
 
 log = logging.getLogger(__name__)

@@ -15,14 +15,14 @@ from forebay.store_spec import StoreSpec
 from forebay.task_ids import TaskId
 from forebay.topology import Topology
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.offset_record import read_positions, record_positions
-from forebay_worker.state.offsets import OffsetCache
+from forebay_worker.state.offset_cache import OffsetCache
+from forebay_worker.state.offsets_file import read_positions, record_positions
 from forebay_worker.state.storage_faults import meets_all, require_room, storage_fault
 from forebay_worker.state.store_factory import StoreFactory
-from forebay_worker.tasks.events import StoreDamaged
 from forebay_worker.tasks.expiry import Sweeper
 from forebay_worker.tasks.recovery import Recovery, RecoveryPolicy
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.replica_events import StoreDamaged
 from forebay_worker.tasks.task_cleanup import TaskCleanup
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,10 @@ from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.applier_thread import Applier
 from forebay_worker.tasks.apply import observe_end
 from forebay_worker.tasks.bulk_restore import BulkRestore
-from forebay_worker.tasks.events import (
+from forebay_worker.tasks.log_continuity import replaced_log
+from forebay_worker.tasks.phases import ReplicaPhase
+from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.replica_events import (
     EndReached,
     FileMade,
     PredecessorDamaged,
@@ -37,9 +40,6 @@ from forebay_worker.tasks.events import (
     RestoreFailed,
     StoreDamaged,
 )
-from forebay_worker.tasks.log_continuity import replaced_log
-from forebay_worker.tasks.phases import ReplicaPhase
-from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.restoration import Restoration
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from forebay.lag import EMPTY_PROGRESS, Progress
 from forebay.retention import history_begins_ms, oldest_kept_ms
-from forebay.shapes.members import Role
 from forebay.state_store import StateStore
 from forebay.store_spec import StoreSpec
 from forebay_worker.tasks.recent_changes import RecentChanges
@@ -89,17 +88,6 @@ class ReplicaView(NamedTuple):
     def history_begins_ms(self) -> int | None:
         """The time since which all versions are kept, as in ``forebay.retention``; None if all ever were."""
         return self._later(history_begins_ms(self.spec, self.stream_time_ms))
-
-    def role(self, designated_boot_ms: float | None, lease_until_boot_ms: float, now_boot_ms: float) -> Role:
-        """``active``, ``restoring`` or ``standby``, judged now against the membership lease.
-
-        A running active has once reached an end of the log observed since it was designated; later lag does
-        not change the role.
-        """
-        if designated_boot_ms is None or now_boot_ms >= lease_until_boot_ms:
-            return "standby"
-        end_reached = self.progress.end_reached_boot_ms
-        return "active" if end_reached is not None and end_reached >= designated_boot_ms else "restoring"
 
     def _later(self, by_retention_ms: int | None) -> int | None:
         if by_retention_ms is None or self.swept_to_ms is None:

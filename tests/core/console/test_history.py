@@ -1,5 +1,6 @@
 import pytest
 
+from forebay.console.answer_schemas import LagBuckets
 from forebay.console.history import (
     Bounds,
     History,
@@ -11,7 +12,6 @@ from forebay.console.history import (
     pause_ms,
     quantile,
 )
-from forebay.console.shapes import LagBuckets
 from forebay.lag import UNKNOWN_LAG, Lag
 
 NO_COUNTS = ((0, 0), (0, 0), (0, 0))

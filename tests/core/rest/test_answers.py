@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.answer_schemas.status import RejectedAddress
 from forebay.errors import LagExceedsTolerance, NotReady, UnknownKey
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import (
@@ -18,7 +19,6 @@ from forebay.rest.answers import (
     provenance_members,
     replica_info_head,
 )
-from forebay.shapes.status import RejectedAddress
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=100)
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from forebay.spark_checkpoint import Checkpoint
+from forebay.spark_checkpoint.aggregates import finish
 from forebay.spark_checkpoint.errors import StateUnsupported
-from forebay.spark_checkpoint.finishers import finish
 
 OPERATORS = (
     "aggregation",

@@ -6,10 +6,10 @@ from click.testing import CliRunner
 
 from forebay.cli import commands
 from forebay.errors import TopologyError
+from forebay.spark_checkpoint.aggregates import buffer_width, check_function, finish, functions_at
 from forebay.spark_checkpoint.data_types import AtomicType, DecimalType, Field
 from forebay.spark_checkpoint.description import describe_operator, field_at
 from forebay.spark_checkpoint.errors import StateUnsupported
-from forebay.spark_checkpoint.finishers import buffer_width, check_function, finish, functions_at
 from forebay.topology_file import parse_topology
 
 LONG, DOUBLE, BOOLEAN = AtomicType("long"), AtomicType("double"), AtomicType("boolean")

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from forebay.answer_schemas.status import RejectedAddress
 from forebay.clock import boot_ms
 from forebay.lag import Lag
 from forebay.networks import Networks
 from forebay.process_identity import Identity
 from forebay.rest.answers import ReplicaInfo, replica_info_head
 from forebay.rest.documents import map_answer
-from forebay.shapes.status import RejectedAddress
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import ClusterMap, Generation, HostInfo, StreamsMetadata, StreamsMetadataState
 from forebay.task_ids import TopicPartition

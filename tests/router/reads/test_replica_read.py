@@ -17,7 +17,7 @@ from forebay.lag import Lag
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE
-from forebay.routing.read_policy import ReadPolicy, Wait
+from forebay.routing.failover_policy import ReadPolicy, Wait
 from forebay.settings import RouterSettings, load_settings
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState

@@ -21,7 +21,7 @@ from forebay.routing.scattered_list import FIRST_PAGES_BYTES
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo
 from forebay_router.reads import scatter
-from forebay_router.reads.attempts import Attempt, late, refusal
+from forebay_router.reads.refusals import Attempt, late, refusal
 from forebay_router.reads.replica_request import TimedAnswer
 from forebay_router.reads.scatter import Gather, ScanRefused
 

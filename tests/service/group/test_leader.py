@@ -8,10 +8,10 @@ from forebay.streams_metadata import Generation, HostInfo
 from forebay.task_ids import TaskId
 from forebay.topology_file import parse_topology
 from forebay_worker.group.leader import Leader
-from forebay_worker.group.leadership import assignment_to_continue, with_places_of
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 from forebay_worker.group.placement import Assignment, AssignmentPolicy, Placement
-from forebay_worker.state.offsets import CAUGHT_UP, INCOMPLETE
+from forebay_worker.group.previous_assignment import assignment_to_continue, with_places_of
+from forebay_worker.state.offset_cache import CAUGHT_UP, INCOMPLETE
 
 STORES = [{"name": "a"}, {"name": "b"}]
 TOPOLOGY = parse_topology(

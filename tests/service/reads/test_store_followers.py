@@ -13,8 +13,8 @@ import pytest
 
 from forebay.clock import boot_ms
 from forebay.rest.event_streams import Events
-from forebay.rest.events import Event, EventReader
 from forebay.rest.limits import HeldMemory, Limit, Peer
+from forebay.rest.server_sent_events import Event, EventReader
 from forebay.rest.store_changes.cursors import decode_id
 from forebay.rest.store_changes.follower import StoreFollower
 from forebay.rest.store_changes.tail import Tails

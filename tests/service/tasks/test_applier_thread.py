@@ -30,9 +30,9 @@ from forebay.task_ids import TaskId, TopicPartition
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.applier_thread import Applier
 from forebay_worker.tasks.apply import apply_batch, progress_at_open
-from forebay_worker.tasks.events import EndReached, ReplicaEvent, StoreDamaged
 from forebay_worker.tasks.folding import Fold, advance
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.replica_events import EndReached, ReplicaEvent, StoreDamaged
 from tests.support.cluster import wait_until
 
 TP = TopicPartition("log", 0)

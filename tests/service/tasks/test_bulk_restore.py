@@ -24,8 +24,8 @@ from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks import bulk_restore, restoration
 from forebay_worker.tasks.bulk_restore import BulkRestore
-from forebay_worker.tasks.events import FileMade, RestoreEnded, RestoreEvent
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.replica_events import FileMade, RestoreEnded, RestoreEvent
 from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreJob, Restorer, RestoreReport
 from tests.support.cluster import wait_until

@@ -5,9 +5,9 @@ from forebay.state_store import StoreCorrupted
 from forebay.task_ids import TaskId
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.store_factory import StoreFactory
-from forebay_worker.tasks.events import StoreDamaged
 from forebay_worker.tasks.expiry import Expiry, Sweeper
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.replica_events import StoreDamaged
 from tests.support.cluster import wait_until
 from tests.support.held_tasks import PARTITIONS, TASKS, TOPOLOGY, applied, offsets, started
 

@@ -27,10 +27,10 @@ from forebay_worker.reads.values import values_of
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks.applier_thread import Applier
-from forebay_worker.tasks.events import EndReached, ReplicaEvent
 from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.record_check import BadRecord
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.replica_events import EndReached, ReplicaEvent
 from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreJob, Restorer
 from forebay_worker.tasks.sst_ingest import ingest

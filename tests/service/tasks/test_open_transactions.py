@@ -11,6 +11,7 @@ from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.apply import apply_batch, progress_at_open, resume
 from forebay_worker.tasks.open_transactions import OpenTransactions
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.roles import role_of
 from tests.service.tasks.test_apply import SPEC, TP, batch
 
 
@@ -30,7 +31,7 @@ def test_an_open_transaction_is_time_lag_and_withholds_no_role(pass_time):
     assert lag.record_lag == 0
     assert lag.time_lag_ms is not None
     assert lag.time_lag_ms >= 5_000
-    assert replica.view.role(replica.designated_boot_ms, float("inf"), boot_ms()) == "active"
+    assert role_of(replica.view.progress, replica.designated_boot_ms, float("inf"), boot_ms()) == "active"
     assert (replica.view.progress.end_offset, replica.view.progress.high_watermark) == (1, 4)
     assert replica.view.progress.open_transaction_records == 3
     apply_batch(replica, batch(4))

@@ -23,10 +23,10 @@ from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks.applier_thread import Applier
 from forebay_worker.tasks.apply import apply_batch
 from forebay_worker.tasks.bulk_restore import BulkRestore
-from forebay_worker.tasks.events import EndReached, ReplicaEvent, RestoreEnded, RestoreEvent
 from forebay_worker.tasks.folding import Fold, advance
 from forebay_worker.tasks.record_check import BadRecord, fitting
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.replica_events import EndReached, ReplicaEvent, RestoreEnded, RestoreEvent
 from tests.support.cluster import wait_until
 
 TP = TopicPartition("clicks", 0)

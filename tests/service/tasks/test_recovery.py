@@ -19,10 +19,11 @@ from forebay.task_ids import TopicPartition
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.store_factory import OpenedStore, StoreFactory
 from forebay_worker.tasks import bulk_restore, restoration
-from forebay_worker.tasks.events import StoreDamaged
 from forebay_worker.tasks.recovery import Recovery
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.replica_events import StoreDamaged
 from forebay_worker.tasks.restoration import Restoration
+from forebay_worker.tasks.roles import role_of
 from tests.support.cluster import wait_until
 from tests.support.held_tasks import (
     PARTITIONS,
@@ -111,7 +112,7 @@ def test_predecessor_serves_until_the_rebuild_is_done(tmp_path, changelog):
         assert not replica.view.restored
         assert replica.served.view.store.get(USER_TAG + b"k") == b"1"
         former = replica.served
-        assert former.view.role(former.designated_boot_ms, math.inf, boot_ms()) == "restoring"
+        assert role_of(former.view.progress, former.designated_boot_ms, math.inf, boot_ms()) == "restoring"
         lag = lag_of(replica.served.view.progress, boot_ms())
         assert lag.record_lag == 2
         assert lag.time_lag_ms > 0

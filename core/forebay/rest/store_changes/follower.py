@@ -13,10 +13,10 @@ from forebay.clock import boot_ms
 from forebay.errors import LagExceedsTolerance, NotHostedHere, Problem
 from forebay.rest.answers import lag_json
 from forebay.rest.event_streams import Events
-from forebay.rest.events import EncodedEvents, Event
+from forebay.rest.follower_wakeups import Waker, paced_wakes
 from forebay.rest.key_changes import KEEP_ALIVE_MS
 from forebay.rest.limits import HeldMemory
-from forebay.rest.paced_wakes import Waker, paced_wakes
+from forebay.rest.server_sent_events import EncodedEvents, Event
 from forebay.rest.store_changes.cursors import ChangesCursor, encode_id
 from forebay.rest.store_changes.own_reads import PART_BYTES, OwnRead, OwnReads, Part
 from forebay.rest.store_changes.pages import ChangesPage

@@ -15,7 +15,7 @@ from forebay.lag import Lag
 from forebay.position import decode_position
 from forebay.rest.answer_aging import IN_TRANSIT_MS
 from forebay.rest.answers import lag_json
-from forebay.rest.events import Event
+from forebay.rest.server_sent_events import Event
 from forebay.rest.store_changes.cursors import ChangesCursor
 from forebay.rest.store_changes.selection import KeySelection
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from forebay.clock import boot_ms
 from forebay.errors import Problem
 from forebay.lag import Lag, worst_lag
-from forebay.rest.paced_wakes import Waker, paced_wakes
+from forebay.rest.follower_wakeups import Waker, paced_wakes
 from forebay.rest.store_changes.cursors import ChangesCursor
 from forebay.rest.store_changes.pages import ChangesPage
 from forebay.rest.store_changes.requests import MOST_WAIT_MS, PagesRequest

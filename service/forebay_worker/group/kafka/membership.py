@@ -18,13 +18,14 @@ from forebay.errors import ChangelogError
 from forebay.log_throttle import LogThrottle
 from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo, is_loopback
 from forebay.task_ids import TaskId
+from forebay_worker.group.election import superseded
 from forebay_worker.group.group_member import GroupMember, Inbox
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
 from forebay_worker.group.kafka.group_consumer import GroupConsumer, KafkaError, refusal
 from forebay_worker.group.leader import GroupTimeouts, Leader
-from forebay_worker.group.leadership import superseded, with_places_of
 from forebay_worker.group.membership import Membership
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo, UnsupportedVersion
+from forebay_worker.group.previous_assignment import with_places_of
 from forebay_worker.group.subscriptions import SubscriptionReader, one_a_process
 
 log = logging.getLogger(__name__)

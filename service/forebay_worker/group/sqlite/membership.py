@@ -22,12 +22,12 @@ from forebay.errors import AdvertisedByAnother, ConfigurationError, ForebayError
 from forebay.streams_metadata import Generation
 from forebay.topology import Topology
 from forebay_worker.group.assignor import AssignmentPolicy
+from forebay_worker.group.election import holders, superseded
 from forebay_worker.group.group_member import GroupMember, Inbox
 from forebay_worker.group.leader import GroupTimeouts, Leader
-from forebay_worker.group.leadership import holders, superseded
 from forebay_worker.group.membership import Membership
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
-from forebay_worker.group.sqlite.database import GroupDatabase, GroupTransaction, LivingMember, MemberRow
+from forebay_worker.group.sqlite.lease_database import GroupDatabase, GroupTransaction, LivingMember, MemberRow
 from forebay_worker.group.subscriptions import SubscriptionReader
 
 log = logging.getLogger(__name__)

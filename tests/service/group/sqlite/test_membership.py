@@ -24,7 +24,7 @@ from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.group.messages import VERSION, AssignmentInfo, SubscriptionInfo, UnsupportedVersion
-from forebay_worker.group.sqlite import database as group_database
+from forebay_worker.group.sqlite import lease_database
 from forebay_worker.group.sqlite.membership import SqliteMembership
 from tests.support.cluster import wait_until
 
@@ -598,7 +598,7 @@ def reboot(group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     group.close()
     boot_id = tmp_path / "boot_id"
     boot_id.write_text("another boot\n")
-    monkeypatch.setattr(group_database, "_BOOT_ID", boot_id)
+    monkeypatch.setattr(lease_database, "_BOOT_ID", boot_id)
     group.clock.now = 10_000.0
 
 
@@ -756,7 +756,7 @@ class Leases:
 def test_removed_write_ahead_log_splits_no_group(tmp_path):
     """Members go on with one `-wal` file after the database's was removed."""
     path = tmp_path / "group.db"
-    group = group_database.GroupDatabase(path, "a")
+    group = lease_database.GroupDatabase(path, "a")
     with group.transaction(0, 1) as writing:
         writing.put_leader("first", 10)
     for suffix in ("-wal", "-shm"):
@@ -774,7 +774,7 @@ def test_removed_write_ahead_log_splits_no_group(tmp_path):
 WRITES_AS_SECOND = """
 import sys
 from pathlib import Path
-from forebay_worker.group.sqlite.database import GroupDatabase
+from forebay_worker.group.sqlite.lease_database import GroupDatabase
 group = GroupDatabase(Path(sys.argv[1]), "a")
 with group.transaction(0, 1) as writing:
     writing.put_leader("second", 20)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
-from forebay.shapes.components import PROBLEM, one_of
-from forebay.shapes.members import Host, JsonValue, LagFigures, Natural, Role
+from forebay.answer_schemas.components import PROBLEM, one_of
+from forebay.answer_schemas.members import Host, JsonValue, LagFigures, Natural, Role
 from forebay.store_kinds import StoreKind
 
 

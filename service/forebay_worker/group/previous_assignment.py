@@ -1,41 +1,14 @@
-"""Who leads, and what a leader starts from: pure functions over the members' messages."""
+"""What a leader starts from: the assignment that was, by another topology or another leader maybe."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-from forebay.streams_metadata import HostInfo
 from forebay.task_ids import TaskId
 from forebay.topology import Topology
-from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
+from forebay_worker.group.messages import AssignmentInfo
 from forebay_worker.group.placement import NO_ASSIGNMENT, Assignment, Placement
-
-
-def may_lead(mine: str, fingerprints: Iterable[str], *, led: bool) -> bool:
-    """Whether a member has the most frequent topology: one misconfigured worker must not lead the rest.
-
-    Of several that are equally frequent, the one that has led stays, else the first by name is chosen.
-    """
-    counts = Counter(fingerprints)
-    most = max(counts.values())
-    foremost = [fingerprint for fingerprint in sorted(counts) if counts[fingerprint] == most]
-    return mine in foremost if led else mine == foremost[0]
-
-
-def alike(topology: Topology, subscriptions: Mapping[str, SubscriptionInfo]) -> dict[str, SubscriptionInfo]:
-    """Those with the leader's topology."""
-    return {
-        name: subscription
-        for name, subscription in subscriptions.items()
-        if subscription.fingerprint == topology.fingerprint
-    }
-
-
-def holders(assignment: Assignment) -> set[str]:
-    """Every member with an intended place."""
-    return {name for placement in assignment.target.values() for name in placement.members}
 
 
 def assignment_to_continue(topology: Topology, previous: AssignmentInfo | None) -> Assignment:
@@ -76,13 +49,4 @@ def with_places_of(newest: AssignmentInfo, followed: AssignmentInfo, topology: T
         fingerprint=topology.fingerprint,
         assignment=Assignment(held, target),
         ordinals=dict(topology.ordinal_by_store),
-    )
-
-
-def superseded(by: HostInfo | str, mine: HostInfo) -> str:
-    """The complaint of a worker whose process id another one has, that was started later."""
-    return (
-        f"The worker at {by} was started later with this one's process id: the state directory of one is a copy "
-        f"of the other's. This one, at {mine}, gets no tasks. Stop one, and remove process.json from its state "
-        "directory."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from forebay.task_ids import TaskId
-from forebay_worker.state.offset_record import Positions
+from forebay_worker.state.offsets_file import Positions
 
 CAUGHT_UP = -2
 """Stands for "at the end" among a member's offsets, Kafka Streams' ``LATEST_OFFSET``.

@@ -1,4 +1,4 @@
-from forebay.remembered import remembered
+from forebay.bounded_cache import remembered
 
 
 def test_only_short_arguments_are_remembered_and_only_the_last_of_them():

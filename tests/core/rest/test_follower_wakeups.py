@@ -8,7 +8,7 @@ from functools import partial
 import uvloop
 
 from forebay.clock import boot_ms
-from forebay.rest.paced_wakes import PacedWakes, paced_wakes
+from forebay.rest.follower_wakeups import PacedWakes, paced_wakes
 
 FOLLOWERS = 200
 AT_ONCE = 8

@@ -8,7 +8,7 @@ from forebay.errors import LagExceedsTolerance, NotActive, NotReady, Partitioner
 from forebay.lag import Lag
 from forebay.rest.answers import HttpAnswer, ReplicaInfo, problem_answer, provenance_members
 from forebay.streams_metadata import HostInfo
-from forebay_router.reads.attempts import Attempt, refusal
+from forebay_router.reads.refusals import Attempt, refusal
 
 NEAR, FAR, DOWN = (HostInfo(name, 1) for name in ("near", "far", "down"))
 

@@ -10,9 +10,9 @@ from forebay.state_store import CommittedOffset
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay.topology_file import parse_topology
-from forebay_worker.state import offset_record
+from forebay_worker.state import offsets_file
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.offset_record import RECORD_NAME, read_positions, record_positions
+from forebay_worker.state.offsets_file import RECORD_NAME, read_positions, record_positions
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.state.store_origin import StoreIdentity
@@ -43,8 +43,8 @@ def directory(tmp_path: Path) -> Iterator[StateDirectory]:
 def read_stores(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the stores that had to be read."""
     read: list[str] = []
-    real = offset_record.read_content
-    monkeypatch.setattr(offset_record, "read_content", lambda path: read.append(path.name) or real(path))
+    real = offsets_file.read_content
+    monkeypatch.setattr(offsets_file, "read_content", lambda path: read.append(path.name) or real(path))
     return read
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from forebay.shapes.members import Host, JsonValue, Natural
+from forebay.answer_schemas.members import Host, JsonValue, Natural
 from forebay.store_kinds import STORE_KINDS
 
 OptionalNatural: TypeAlias = Natural | UnsetType
