@@ -12,7 +12,9 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from forebay.changelog.sqlite.log_file import create_private, enable_wal, transaction
 from forebay.errors import ConfigurationError
@@ -30,6 +32,9 @@ CREATE TABLE IF NOT EXISTS member (
     id TEXT PRIMARY KEY, incarnation INTEGER NOT NULL, host TEXT NOT NULL, fingerprint TEXT NOT NULL,
     subscription BLOB NOT NULL, lease_until REAL NOT NULL);
 """
+
+
+T = TypeVar("T")
 
 
 class GroupRow(NamedTuple):
@@ -66,22 +71,24 @@ class GroupTransaction:
 
     def group(self) -> GroupRow:
         """The group's row."""
-        incarnation, number, *rest = self.connection.execute(
-            "SELECT incarnation, generation, assignment, leader, leader_until FROM grp"
-        ).fetchone()
-        return GroupRow(Generation(incarnation, number), *rest)
+        columns = "incarnation, generation, assignment, leader, leader_until"
+        incarnation, number, assignment, leader, leader_until = _typed(
+            tuple[int, int, bytes | None, str | None, float],
+            self.connection.execute(f"SELECT {columns} FROM grp").fetchone(),
+        )
+        return GroupRow(Generation(incarnation, number), assignment, leader, leader_until)
 
     def members(self) -> list[MemberRow]:
         """All members that are alive or have not been away for long."""
         rows = self.connection.execute("SELECT id, subscription, lease_until FROM member")
-        return [MemberRow(*row) for row in rows]
+        return [_typed(MemberRow, row) for row in rows]
 
     def living(self, now: float) -> list[LivingMember]:
         """All members whose lease is valid."""
         rows = self.connection.execute(
             "SELECT id, incarnation, host, fingerprint FROM member WHERE lease_until > ?", (now,)
         )
-        return [LivingMember(*row) for row in rows]
+        return [_typed(LivingMember, row) for row in rows]
 
     def put_member(self, mine: SubscriptionInfo, lease_until: float) -> None:
         """Join, or renew the lease."""
@@ -127,10 +134,21 @@ class GroupTransaction:
 
     def void_leases_of_another_boot(self, boot_id: str, now: float) -> None:
         """End the leases from before a reboot: those members count as absent and expected back, not as gone."""
-        (of,) = self.connection.execute("SELECT boot_id FROM grp").fetchone()
+        (of,) = _typed(tuple[str], self.connection.execute("SELECT boot_id FROM grp").fetchone())
         if of != boot_id:
             self.connection.execute("UPDATE member SET lease_until = ?", (now,))
             self.connection.execute("UPDATE grp SET boot_id = ?, leader = NULL, leader_until = 0", (boot_id,))
+
+
+def _typed(kind: type[T], row: Any) -> T:
+    """A row with the types that its columns have; in a damaged database any may have another, or be missing.
+
+    Raises ``sqlite3.DatabaseError``, as for other damage.
+    """
+    try:
+        return msgspec.convert(row, kind)
+    except msgspec.ValidationError as error:
+        raise sqlite3.DatabaseError(f"it is damaged: {error}") from None
 
 
 _FileId = tuple[int, int] | None
@@ -151,11 +169,14 @@ class GroupDatabase:
         """A write transaction; a database created for it starts with that incarnation. Raises
         ``ConfigurationError`` if it belongs to another application or cannot be created, and ``sqlite3.Error``.
         """
-        connection = self._connect(first_incarnation)
-        with transaction(connection):
-            group = GroupTransaction(connection)
-            group.void_leases_of_another_boot(self._boot_id, now)
-            yield group
+        try:
+            with transaction(self._connect(first_incarnation)) as connection:
+                group = GroupTransaction(connection)
+                group.void_leases_of_another_boot(self._boot_id, now)
+                yield group
+        except UnicodeDecodeError as error:
+            # Of a damaged database, even SQLite's own messages may be no text.
+            raise sqlite3.DatabaseError(f"it is damaged: {error}") from None
 
     def close(self) -> None:
         """Close the connection; the next transaction opens another."""
@@ -205,7 +226,8 @@ class GroupDatabase:
                 "INSERT OR IGNORE INTO grp VALUES (0, ?, ?, ?, ?, 0, NULL, 0, NULL)",
                 (_FORMAT, self._application_id, self._boot_id, first_incarnation),
             )
-            format_, application_id = connection.execute("SELECT format, application_id FROM grp").fetchone()
+            found = connection.execute("SELECT format, application_id FROM grp").fetchone()
+            format_, application_id = _typed(tuple[int, str], found)
         if (format_, application_id) != (_FORMAT, self._application_id):
             raise ConfigurationError(
                 f"The group {self.path} belongs to application {application_id!r} (format {format_}), this worker "

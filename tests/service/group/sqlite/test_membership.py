@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.errors import ConfigurationError
+from forebay.errors import ConfigurationError, ForebayError
 from forebay.streams_metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
@@ -708,6 +709,51 @@ def test_corrupted_database_delays_joining_until_removed(group, caplog):
     finally:
         membership.leave()
     assert membership.lease_until_boot_ms == 0.0
+
+
+def test_damage_of_the_database_is_named_whatever_it_hits(group, tmp_path):
+    """A worker starts beside it, without a trace in its log."""
+    node = group.settled("a")[0]
+    group.close()
+    whole = group.path.read_bytes()
+    random = Random(7)
+    named = 0
+    for number in range(300):
+        damaged = bytearray(whole)
+        damaged[random.randrange(len(whole))] ^= 1 << random.randrange(8)
+        again = Group(tmp_path / str(number) / "group.db", group.changelog, Clock(group.clock.now))
+        again.path.parent.mkdir()
+        again.path.write_bytes(damaged)
+        member = again.node("a", on_disk=node).membership
+        try:
+            member.check()
+            member.tick()
+        except (sqlite3.Error, ForebayError):
+            named += 1
+        again.close()
+    assert named
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE grp SET generation = 'x'",
+        "UPDATE grp SET leader_until = x'00'",
+        "UPDATE member SET lease_until = 'soon'",
+        "UPDATE member SET subscription = 7",
+        "UPDATE grp SET boot_id = x'ff'",
+        "UPDATE grp SET format = 'x'",
+        "DELETE FROM grp; PRAGMA user_version = 1",
+    ],
+)
+def test_column_of_another_type_is_damage(group, damage):
+    node = group.settled("a")[0]
+    group.close()
+    with contextlib.closing(sqlite3.connect(group.path)) as connection:
+        connection.executescript(damage)
+    member = group.node("a", on_disk=node).membership
+    with contextlib.suppress(ConfigurationError, sqlite3.DatabaseError):
+        member.tick()
 
 
 def beyond(raw: bytes) -> bytes:
