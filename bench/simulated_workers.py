@@ -104,6 +104,7 @@ class Workers:
             storage_fault=None,
             ceiling=Ceiling(None, None, None),
             acceptable_recovery_lag=10_000,
+            num_standby_replicas=1,
             tasks=[self._row(host, partition, role) for partition, role in self._held[n]],
         )
 

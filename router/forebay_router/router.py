@@ -122,13 +122,20 @@ class Router:
 
     knows_all_replicas = True
 
+    @property
+    def expected_replicas(self) -> int | None:
+        """How many replicas each partition is to have; None while that is unknown."""
+        return self.cluster.expected_replicas
+
     def replica_states(self, spec: StoreSpec, partition: int) -> list[ReplicaState]:
         """The replicas of a partition, those of workers that do not answer too; their lag as of now."""
         return self.cluster.replica_states(spec, partition)
 
     def live_workers(self) -> dict[str, bool]:
-        """Every worker of the application known here, and whether it answers."""
-        return {str(host): worker.is_healthy for host, worker in sorted(self.cluster.workers.items())}
+        """Every worker of the application known here, and whether it answers; those of the map too."""
+        known = dict.fromkeys((item.host for item in self.metadata.map.hosts), False)
+        known |= {host: worker.is_healthy for host, worker in self.cluster.workers.items()}
+        return {str(host): known[host] for host in sorted(known)}
 
     def own_findings(self) -> list[Finding]:
         """What keeps the router from being ready, and addresses that it cannot use."""

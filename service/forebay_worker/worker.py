@@ -235,6 +235,7 @@ class Worker:
         )
 
     knows_all_replicas = False
+    expected_replicas = None
 
     @property
     def state(self) -> str:
@@ -294,6 +295,7 @@ class Worker:
             storage_fault=self.storage_fault,
             ceiling=Ceiling(*self._ceiling),
             acceptable_recovery_lag=self.settings.acceptable_recovery_lag,
+            num_standby_replicas=self.settings.num_standby_replicas,
             tasks=rows,
         )
 

@@ -84,7 +84,12 @@ def get(address: str, path: str) -> httpx.Response:
 
 def children(parent: int) -> list[int]:
     texts = [path.read_text() for path in Path(f"/proc/{parent}/task").glob("*/children")]
-    return sorted(int(child) for text in texts for child in text.split())
+    return sorted((int(child) for text in texts for child in text.split()), key=started_at)
+
+
+def started_at(pid: int) -> int:
+    """When a process was started, in the kernel's ticks. Why: process ids begin anew at some thousands."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def alive(pid: int) -> bool:

@@ -41,6 +41,7 @@ class StatusReport(WorkerProcess, frozen=True, kw_only=True):
     """What routers take from the status of a worker of any version."""
 
     acceptable_recovery_lag: Natural | None = None
+    num_standby_replicas: Natural | None = None
     tasks: list[ReplicaReport]
 
 
@@ -55,6 +56,7 @@ class WorkerStatus(WorkerProcess, frozen=True, kw_only=True):
         Meta(description="What the machine or the group refuses, such as disk space, and the remedy."),
     ]
     acceptable_recovery_lag: Natural
+    num_standby_replicas: Natural
     tasks: list[ReplicaRow]
 
 

@@ -18,7 +18,7 @@ from forebay.changelog.log_statistics import LogStatistics
 from forebay.changelog.record_documents import record_document, record_json, record_line, time_text
 from forebay.cli import worker_settings
 from forebay.clock import epoch_ms
-from forebay.console.health import duration
+from forebay.durations import duration
 from forebay.errors import SettingError, TopicRefused
 from forebay.output import Output, json_output
 from forebay.progress_bar import progress

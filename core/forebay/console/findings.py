@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 from msgspec import Meta, Struct
 
 from forebay.answer_schemas.members import Natural
 from forebay.console.replica_states import Condition
+from forebay.durations import duration
 
 if TYPE_CHECKING:
     from forebay.console.survey import StoreSurvey, Surveys
@@ -46,42 +48,61 @@ class Finding(Struct, frozen=True):
 
 
 class _Rule(NamedTuple):
-    condition: Condition
+    kind: str
     severity: Severity
+    concerned: Callable[[StoreSurvey], tuple[int, Sequence[int]]]
+    """How many partitions of a store, and the first of them."""
     effect: str
     remedy: str
 
 
+def _in(condition: Condition) -> Callable[[StoreSurvey], tuple[int, Sequence[int]]]:
+    return lambda survey: (survey.conditions[condition], survey.named.get(condition, ()))
+
+
+_STANDBYS_ONLY = _Rule(
+    "partitions-standby",
+    "warning",
+    _in(Condition.STANDBY),
+    "served by standbys only, so reads with require_active are refused",
+    "The group assigns an active within session_timeout_ms. If none appears, see the workers' logs.",
+)
 _RULES = (
     _Rule(
-        Condition.UNHELD,
+        "partitions-unheld",
         "error",
+        _in(Condition.UNHELD),
         "held by no worker that answers, so reads of their keys fail",
         "Start the workers that are missing, or wait until the group assigns the partitions to the others.",
     ),
+    _STANDBYS_ONLY,
     _Rule(
-        Condition.STANDBY,
+        "partitions-restoring",
         "warning",
-        "served by standbys only, so reads with require_active are refused",
-        "The group assigns an active within session_timeout_ms. If none appears, see the workers' logs.",
-    ),
-    _Rule(
-        Condition.RESTORING,
-        "warning",
+        _in(Condition.RESTORING),
         "being restored, so reads with bounds may be refused",
         "Wait until the restore is done. Standbys (num_standby_replicas) avoid it.",
     ),
     _Rule(
-        Condition.LAGGING,
+        "partitions-lagging",
         "warning",
+        _in(Condition.LAGGING),
         "further behind the log than acceptable_recovery_lag",
         "If it does not shrink, the workers need more CPU or disk, or there must be more workers.",
     ),
     _Rule(
-        Condition.LAG_UNKNOWN,
+        "partitions-lag-unknown",
         "warning",
+        _in(Condition.LAG_UNKNOWN),
         "of unknown time lag, so reads with bounds are refused",
         "If it lasts, the workers cannot read the end of the log. See their logs.",
+    ),
+    _Rule(
+        "partitions-under-replicated",
+        "warning",
+        lambda survey: (survey.under_replicated, survey.under_replicated_named),
+        "held by fewer workers than num_standby_replicas asks for",
+        "Start the workers that are missing. Their places go to others after standby_rebuild_delay_ms.",
     ),
 )
 _SEE_TROUBLESHOOTING = "docs/troubleshooting.md describes the remedy for each cause."
@@ -101,9 +122,11 @@ def findings_of(surveys: Surveys, *, knows_all_replicas: bool) -> Iterator[Findi
         )
     for survey in surveys.stores.values():
         yield from _failures(survey)
+        yield from _source_behind(survey)
     for rule in _RULES:
-        concerned = [survey for survey in surveys.stores.values() if survey.conditions[rule.condition]]
-        if concerned and (knows_all_replicas or rule.condition is not Condition.STANDBY):
+        concerned = [(survey, *rule.concerned(survey)) for survey in surveys.stores.values()]
+        concerned = [one for one in concerned if one[1]]
+        if concerned and (knows_all_replicas or rule is not _STANDBYS_ONLY):
             yield _finding(concerned, rule)
 
 
@@ -115,18 +138,33 @@ def _failures(survey: StoreSurvey) -> Iterator[Finding]:
         )
 
 
-def _finding(concerned: list[StoreSurvey], rule: _Rule) -> Finding:
+def _source_behind(survey: StoreSurvey) -> Iterator[Finding]:
+    """The workers follow the log, but nothing new comes into it."""
+    if survey.acceptable_age_ms < survey.source_age_ms < math.inf:
+        age = duration(survey.source_age_ms)
+        yield Finding(
+            "source-behind",
+            "error",
+            f"{survey.store}: its log has nothing of the last {age} from its source, and is read to its end.",
+            "See whether the Spark query runs, and how far behind its source it is. If its batches are to take "
+            "longer, state the store's max_age_ms in the topology. If one of several writers is gone for good, "
+            "retire it with forebay changelog retire-writer.",
+            survey.store,
+        )
+
+
+def _finding(concerned: list[tuple[StoreSurvey, int, Sequence[int]]], rule: _Rule) -> Finding:
     """One finding for all stores: a lost worker concerns many at once."""
-    kind, first = f"partitions-{rule.condition}", concerned[0]
-    count = sum(survey.conditions[rule.condition] for survey in concerned)
+    count = sum(number for _, number, _ in concerned)
     verb = "is" if count == 1 else "are"
     if len(concerned) > 1:
-        names = ", ".join(survey.store for survey in concerned[:_MOST_NAMED])
+        names = ", ".join(survey.store for survey, _, _ in concerned[:_MOST_NAMED])
         more = len(concerned) - _MOST_NAMED
         which = f"{names} and {more} other stores" if more > 0 else names
-        return Finding(kind, rule.severity, f"{which}: {count} partitions {verb} {rule.effect}.", rule.remedy)
+        return Finding(rule.kind, rule.severity, f"{which}: {count} partitions {verb} {rule.effect}.", rule.remedy)
+    first, _, partitions = concerned[0]
     detail = f"{first.store}: {count} of {first.partitions} partitions {verb} {rule.effect}."
-    return Finding(kind, rule.severity, detail, rule.remedy, first.store, tuple(first.named[rule.condition]))
+    return Finding(rule.kind, rule.severity, detail, rule.remedy, first.store, tuple(partitions))
 
 
 def gravest_first(findings: Iterable[Finding]) -> list[Finding]:

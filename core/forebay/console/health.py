@@ -9,6 +9,7 @@ from forebay.clock import epoch_ms
 from forebay.console.answer_schemas import HealthAnswer, RestoreUnderWay, StoreHealth, WorkerCounts
 from forebay.console.findings import Finding
 from forebay.console.survey import Affected, StoreSurvey, Surveys
+from forebay.durations import duration
 from forebay.lag import Lag, worst_lag
 
 
@@ -62,15 +63,6 @@ def _within(lags: Sequence[Lag]) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def duration(ms: float) -> str:
-    """Milliseconds for people."""
-    if ms < 1_000:
-        return f"{ms:.0f} ms"
-    if ms < 120_000:
-        return f"{ms / 1_000:.1f} s"
-    return f"{ms / 60_000:.0f} min" if ms < 7_200_000 else f"{ms / 3_600_000:.0f} h"
 
 
 def _store_health(survey: StoreSurvey) -> StoreHealth:

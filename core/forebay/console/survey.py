@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,10 @@ _LARGEST_SHARE = 0.02
 _SLICE = 100
 """Partitions surveyed at once, in a fraction of a millisecond: reads are answered in between."""
 _MOST_NAMED = 16
+_ACCEPTABLE_AGE_MS = 120_000
+"""Unless the store says itself which age is acceptable."""
+_FOLLOWING_MS = 30_000.0
+"""A replica that is further behind its log reveals nothing about the source."""
 """Partitions, failures and restores that are named; the others are counted."""
 
 
@@ -38,6 +43,11 @@ class Surveyed(Protocol):
     @property
     def knows_all_replicas(self) -> bool:
         """Whether a partition without a replica here has none anywhere."""
+        ...
+
+    @property
+    def expected_replicas(self) -> int | None:
+        """How many replicas each partition is to have; None if that is not known here."""
         ...
 
     def replica_states(self, spec: StoreSpec, partition: int) -> list[ReplicaState]:
@@ -73,12 +83,19 @@ class StoreSurvey:
     failures: list[Affected] = field(default_factory=list)
     restores: list[Affected] = field(default_factory=list)
     lag: Lag = UNKNOWN_LAG
+    acceptable_age_ms: float = math.inf
+    """Above that the source is behind, or stopped."""
+    source_age_ms: float = math.inf
+    """The least age of the replicas that follow their log: what the source has put into it is no newer."""
+    under_replicated: int = 0
+    """Partitions with fewer replicas that answer than there are to be, but with one."""
+    under_replicated_named: list[int] = field(default_factory=list)
     firsts: dict[int, tuple[str, str] | None] = field(default_factory=dict)
     """By partition: host and role of the replica that reads go to first; None without any."""
     _pairs: dict[tuple[str, str] | None, tuple[str, str] | None] = field(default_factory=dict)
 
-    def add(self, partition: int, replicas: list[ReplicaState]) -> None:
-        """Count one partition."""
+    def add(self, partition: int, replicas: list[ReplicaState], expected: int | None = None) -> None:
+        """Count one partition, which is to have so many replicas."""
         first = first_replica(replicas)
         found = condition(first)
         self.partitions += 1
@@ -90,7 +107,12 @@ class StoreSurvey:
                 self.failures.append(Affected(partition, replica))
             if replica.restored_records is not None and len(self.restores) < _MOST_NAMED:
                 self.restores.append(Affected(partition, replica))
+        if expected is not None and 0 < sum(replica.live for replica in replicas) < expected:
+            self.under_replicated += 1
+            self.under_replicated_named += [partition] * (self.under_replicated <= _MOST_NAMED)
         lag = UNKNOWN_LAG if first is None else first.lag
+        if lag.age_ms is not None and lag.time_lag_ms is not None and lag.time_lag_ms <= _FOLLOWING_MS:
+            self.source_age_ms = min(self.source_age_ms, lag.age_ms)
         self.lag = lag if self.partitions == 1 else worst_lag([self.lag, lag])
         pair = None if first is None else (first.host, first.role)
         # The same object for all of a worker: there may be tens of thousands of partitions.
@@ -137,15 +159,20 @@ class Survey:
     def steps(self) -> Iterator[int]:
         """Survey all partitions, a slice at a time; ``newest`` is the result once all is done."""
         surveyed, state = self._surveyed, self._surveyed.metadata
+        expected = surveyed.expected_replicas
         stores: dict[str, StoreSurvey] = {}
         for spec in list(state.stores.values()):
-            survey = stores[spec.name] = StoreSurvey(spec.name)
+            survey = stores[spec.name] = StoreSurvey(spec.name, acceptable_age_ms=_acceptable_age_ms(spec))
             for partition in range(spec.partitions):
                 replicas = surveyed.replica_states(spec, partition)
                 if replicas or surveyed.knows_all_replicas:
-                    survey.add(partition, replicas)
+                    survey.add(partition, replicas, expected)
                 if partition % _SLICE == _SLICE - 1:
                     yield partition
         newest = Surveys(int(epoch_ms()), state.map.generation.number, stores, surveyed.live_workers())
         before, self.newest = self.newest, newest
         self._on_survey(before, newest)
+
+
+def _acceptable_age_ms(spec: StoreSpec) -> float:
+    return _ACCEPTABLE_AGE_MS if spec.max_age_ms is None else max(_ACCEPTABLE_AGE_MS, spec.max_age_ms)

@@ -11,8 +11,8 @@ from forebay.answer_schemas.reading import read_values
 from forebay.client.command_target import Server
 from forebay.clock import epoch_ms
 from forebay.console.findings import Finding
-from forebay.console.health import duration
 from forebay.doctor.check import Check, of_error
+from forebay.durations import duration
 from forebay.errors import ForebayError
 from forebay.topology import Topology
 

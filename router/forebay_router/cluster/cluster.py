@@ -86,6 +86,13 @@ class Cluster:
         hosts -= self.rejected_addresses.addresses
         return [self._holder(host, active, (spec.name, partition), load(host)) for host in hosts]
 
+    @property
+    def expected_replicas(self) -> int | None:
+        """How many replicas each partition is to have, as the workers are set; None if none says."""
+        standbys = [worker.num_standby_replicas for worker in self.workers.values() if worker.is_healthy]
+        known = [number for number in standbys if number is not None]
+        return 1 + max(known) if known else None
+
     def unheld(self, spec: StoreSpec) -> int:
         """How many partitions of a store no answering worker reports holding."""
         return sum(

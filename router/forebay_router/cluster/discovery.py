@@ -172,8 +172,10 @@ class Discovery:
             self._polled.set()
             self._polled.clear()
             if self._is_over(address):
-                self._end(address)
-                return
+                if address not in self._seeds.addresses:
+                    self._end(address)
+                    return
+                self._forget_worker(address)
             pause_s = max(self._pause_s(), min(_PAUSE_AFTER_SILENCE_S * silences, _LONGEST_PAUSE_AFTER_SILENCE_S))
             if host not in (None, address):
                 pause_s = max(pause_s, _ALIAS_POLL_INTERVAL_S)
@@ -263,11 +265,17 @@ class Discovery:
             log_auth_rejection(address, "status polls", error.status)
 
     def _is_over(self, address: HostInfo) -> bool:
-        """Whether to stop polling an address: it is neither a seed's nor in the map, and long silent."""
-        if address in self._mapped or address in self._seeds.addresses:
+        """Whether no worker is expected at an address: it is not in the map, and has long been silent."""
+        if address in self._mapped:
             return False
         worker = self._cluster.workers.get(address)
         return worker is None or boot_ms() - worker.seen_boot_ms >= _FORGET_AFTER_MS
+
+    def _forget_worker(self, seed: HostInfo) -> None:
+        """A seed is polled on, as if no worker had ever been there."""
+        if seed in self._worker_addresses:
+            self._worker_addresses.discard(seed)
+            self._drop(seed)
 
     def _end(self, address: HostInfo) -> None:
         self._drop(address)

@@ -60,6 +60,8 @@ class WorkerView:
     ceiling: Tolerance = UNLIMITED
     rack: str | None = None
     acceptable_recovery_lag: int | None = None
+    num_standby_replicas: int | None = None
+    """None of a worker before 0.2."""
     replicas: dict[Held, Report] = field(default_factory=dict)
     failures: dict[Held, str] = field(default_factory=dict)
     """Why records of replicas cannot be applied."""
@@ -113,6 +115,7 @@ class WorkerView:
         self.ceiling = Tolerance(bounds.max_record_lag, bounds.max_time_lag_ms, bounds.max_age_ms)
         self.rack = status.rack or None
         self.acceptable_recovery_lag = status.acceptable_recovery_lag
+        self.num_standby_replicas = status.num_standby_replicas
         rows = status.tasks
         self.replicas = {
             (held := (sys.intern(row.store), row.partition)): self.report(

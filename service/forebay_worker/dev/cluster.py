@@ -61,7 +61,8 @@ class DevCluster:
         state = ["--state-dir", str(self.directory / f"state-{number}")]
         delay_ms = _JOIN_TOGETHER_MS if len(self.workers) > 1 else 0
         group = ["--session-timeout-ms", str(_SESSION_TIMEOUT_MS), "--initial-rebalance-delay-ms", str(delay_ms)]
-        return ["worker", *where, *state, "--listen", str(address), *group]
+        standbys = ["--num-standby-replicas", str(min(1, len(self.workers) - 1))]
+        return ["worker", *where, *state, "--listen", str(address), *group, *standbys]
 
     def _wait_settled(self) -> None:
         """Wait until each partition has its active, and a standby if there is a worker for it."""

@@ -23,10 +23,13 @@ class Known:
     replicas: Callable[[int], list[ReplicaState]]
     partitions: int = 3
     knows_all_replicas: bool = True
+    expected_replicas: int | None = None
+    max_age_ms: int | None = None
     workers: dict[str, bool] = field(default_factory=lambda: {"a:1": True, "b:1": True})
 
     def __post_init__(self) -> None:
         spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", self.partitions)
+        spec = replace(spec, max_age_ms=self.max_age_ms)
         self.metadata = StreamsMetadataState({"s": spec})
 
     def replica_states(self, spec: StoreSpec, partition: int) -> list[ReplicaState]:
@@ -98,6 +101,48 @@ def test_findings_are_sorted_by_severity():
     assert (found[1].detail, found[1].remedy) == ("s-2 on a:1 cannot apply records: no codec.", "Install it.")
     assert found[2].detail.startswith("s: 1 of 3 partitions is held by no worker")
     assert all(finding.remedy for finding in found)
+
+
+def test_fewer_replicas_than_intended_are_a_finding():
+    """Those of a partition without any are another."""
+
+    def replicas(partition: int) -> list[ReplicaState]:
+        return {0: [A, B], 1: [A], 2: [A, B._replace(live=False)], 3: []}[partition]
+
+    known = Known(replicas, partitions=4, expected_replicas=2)
+    survey, _ = surveyed(known)
+    found = {finding.kind: finding for finding in findings_of(survey.newest, knows_all_replicas=True)}
+    assert found.keys() == {"partitions-unheld", "partitions-under-replicated"}
+    short = found["partitions-under-replicated"]
+    assert (short.severity, short.partitions) == ("warning", (1, 2))
+    assert short.detail == "s: 2 of 4 partitions are held by fewer workers than num_standby_replicas asks for."
+    known.expected_replicas = None
+    assert "partitions-under-replicated" not in {
+        finding.kind for finding in findings_of(again(survey), knows_all_replicas=True)
+    }
+
+
+def test_source_that_is_behind_or_stopped_is_a_finding():
+    """Not while a batch may take so long, nor by replicas that do not follow the log."""
+
+    def findings(*lags: Lag, max_age_ms: int | None = None) -> list[str]:
+        known = Known(
+            lambda n: [A._replace(lag=lags[n])],
+            partitions=len(lags),
+            knows_all_replicas=False,
+            max_age_ms=max_age_ms,
+        )
+        return [one.detail for one in findings_of(surveyed(known)[0].newest, knows_all_replicas=False)]
+
+    old = Lag(0, 50, 240_000)
+    assert findings(old, old) == [
+        "s: its log has nothing of the last 4 min from its source, and is read to its end."
+    ]
+    assert findings(old, Lag(0, 50, 1_000)) == []
+    assert findings(old, old._replace(age_ms=119_000)) == []
+    assert findings(old, max_age_ms=3_600_000) == []
+    assert findings(Lag(900, 60_000, 240_000)) == []
+    assert findings(Lag(0, 50, None)) == []
 
 
 def test_a_lost_worker_is_one_finding_for_all_its_stores():

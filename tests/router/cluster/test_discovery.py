@@ -161,6 +161,25 @@ async def test_vanished_worker_is_forgotten(monkeypatch):
             await discovery.stop()
 
 
+async def test_seed_that_left_is_named_as_a_seed(monkeypatch):
+    """It is polled on, and found again when a worker is back."""
+    monkeypatch.setattr("forebay_router.cluster.discovery._FORGET_AFTER_MS", 300.0)
+    status: dict[str, object] = {}
+    async with worker(status, mapped=False) as host:
+        known, discovery = discovering([host])
+        await discovery.start()
+        try:
+            await until(lambda: host in known.workers)
+            before = dict(status)
+            status.clear()
+            await until(lambda: host not in known.workers and known.rejected_addresses.listed())
+            assert [one.address for one in known.rejected_addresses.listed()] == [str(host)]
+            status |= before
+            await until(lambda: host in known.workers and not known.rejected_addresses.listed())
+        finally:
+            await discovery.stop()
+
+
 async def test_router_serves_its_set_application(caplog):
     """A seed of another application is ignored and logged once, even if it answers first."""
     ours: dict[str, object] = {}
