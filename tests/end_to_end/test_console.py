@@ -157,9 +157,26 @@ def test_keys_lists_and_streams_are_read_with_their_figures(tmp_path: Path) -> N
             page.fill("#key-what", "entries")
             page.fill("#key-query", "limit=1")
             page.click("#key-form button[type=submit]")
-            page.wait_for(shows("cursor=", "#key-answer"), "a list")
+            page.wait_for(shows("There is more", "#key-answer"), "a list")
+            first = page.text("#key-answer pre")
+            page.click("#key-next")
+            page.wait_for(f"!{shows('There is more', '#key-answer')}", "its next page")
+            assert '"a/b"' in first
+            assert '"k"' in page.text("#key-answer pre")
             page.fill("#key-query", "")
+            page.fill("#key-what", "value")
+            page.fill("#key-text", "")
+            page.click("#key-form button[type=submit]")
+            page.wait_for(shows("Enter a key", "#key-answer"), "a request for a key")
+            page.click("#key-follow")
+            page.wait_for(shows('"k" = 2', ".changes"), "the changes of all keys")
+            page.click("#key-follow")
             page.fill("#key-store", "hours")
+            page.fill("#key-text", "k")
+            page.click("#key-follow")
+            page.wait_for(shows('"k" (5000 to 6000) = 7', ".changes"), "the changes of a key's windows")
+            page.click("#key-follow")
+            page.fill("#key-what", "windows")
             page.fill("#key-text", "k")
             page.click("#key-form button[type=submit]")
             page.wait_for(shows('"start_ms": 5000', "#key-answer pre"), "a window")
@@ -207,7 +224,8 @@ def test_a_token_is_requested_and_kept_in_memory_only(tmp_path: Path) -> None:
         cluster.wait_settled(router, replicas=1)
         with console(router, tmp_path) as page:
             page.wait_for("!document.getElementById('token-form').hidden", "the field")
-            page.wait_for(shows("Loading"), "nothing yet")
+            page.wait_for(shows("This process needs a token", "#summary"), "the reason")
+            assert not page.run("document.getElementById('tolerance').checkVisibility()")
             page.fill("#token", token_of("operator"))
             page.click("#token-form button")
             page.wait_for(f"document.querySelectorAll('{CELLS}.served').length === 4", "the grid")
@@ -243,6 +261,8 @@ def test_page_is_for_allowed_hosts_and_loads_only_itself(cluster: Cluster) -> No
     assert policy.pop("default-src") == "'none'"
     assert set(policy.values()) == {"'self'", "'none'"}
     assert httpx.head(f"http://{worker}/console/console.css").status_code == 200
+    for path in ("/", "/console/"):
+        assert str(httpx.get(f"http://{worker}{path}", follow_redirects=True).url) == f"http://{worker}/console"
     elsewhere = httpx.get(f"http://{worker}/console", headers={"host": "rebound.example"})
     assert (elsewhere.status_code, elsewhere.json()["type"]) == (400, "urn:forebay:problem:host-not-allowed")
 

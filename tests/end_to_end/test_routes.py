@@ -202,7 +202,16 @@ def test_an_answer_has_its_members(served, tier, path):
         return
     document = answer.json()
     own = {
-        "worker": {"topology", "host", "rack", "ceiling", "acceptable_recovery_lag", "num_standby_replicas", "storage_fault", "tasks"},
+        "worker": {
+            "topology",
+            "host",
+            "rack",
+            "ceiling",
+            "acceptable_recovery_lag",
+            "num_standby_replicas",
+            "storage_fault",
+            "tasks",
+        },
         "router": {"workers", "processes", "rejected_addresses", "auth_rejected_by"},
     }[tier]
     missing, extra = route.members - document.keys(), document.keys() - route.members

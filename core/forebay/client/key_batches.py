@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from forebay.client.exchange import Request
 from forebay.client.problems import problem_of
 from forebay.client.request_identity import Requested, batch_mismatch
 from forebay.client.results import Answer, answer_of
+from forebay.client.store_paths import store_path
 from forebay.client.target_partition import TargetPartition
 from forebay.errors import BadKey, Problem
 from forebay.rest.batches import MOST_BODY_BYTES, MOST_KEYS
@@ -114,7 +114,7 @@ def batch_request(
     patient: bool = False,
 ) -> Request:
     """The request for a batch of a store's keys."""
-    path = f"/v1/stores/{quote(store, safe='')}/batch-get"
+    path = f"{store_path(store)}/batch-get"
     body = f'{{"keys": [{",".join([key.text for key in keys])}]}}'.encode()
     mismatch = partial(batch_mismatch, store, [key.requested for key in keys])
     return Request(path, parameters, mismatch, body, target=target, patient=patient)

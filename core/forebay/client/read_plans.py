@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
-from urllib.parse import quote
 
 from forebay.client.exchange import (
     MALFORMED,
@@ -39,6 +38,7 @@ from forebay.client.request_identity import Requested, spec_mismatch
 from forebay.client.results import ITEM_TYPES, Answer, Change, Page, answer_of, page_of
 from forebay.client.scattered_page import scattered_page
 from forebay.client.store_changes import Absent, StoreChange, StoreChangesRequest, Values
+from forebay.client.store_paths import store_path
 from forebay.client.target_partition import TargetPartition
 from forebay.codecs.keys import to_segment
 from forebay.errors import BadKey, PartitionerMissing, Problem, UnknownKey
@@ -137,7 +137,7 @@ class ClientReads:
             document = yield from self._exchange.ask(request, deadline_ms, _refusal_of_the_only)
             result = _the_only(document)
         else:
-            path = f"{_path(store)}/keys/{segment}"
+            path = f"{store_path(store)}/keys/{segment}"
             request = Request(path, parameters, requested.mismatch, target=target)
             try:
                 result = _understood(answer_of, (yield from self._exchange.ask(request, deadline_ms)))
@@ -232,7 +232,7 @@ class ClientReads:
         interval, target = {"lag_interval_ms": wanted.lag_interval_ms}, None
         if isinstance(wanted, StoreChangesRequest):
             parameters = self._parameters(store, options, None, **interval, **wanted.parameters(spec))
-            path, requested = f"{_path(store)}/changes", Requested(store)
+            path, requested = f"{store_path(store)}/changes", Requested(store)
         else:
             plain = spec.key_codec.from_json(wanted.key)
             parameters = self._parameters(store, options, _partition(spec, plain), **interval)
@@ -264,7 +264,7 @@ class ClientReads:
         """One page of a list; raises ``Problem``."""
         store, items = wanted.store, _KINDS[wanted.kind].items
         deadline_ms = _deadline(self._exchange, wanted.options)
-        path, partition, requested, target = _path(store), None, Requested(store), None
+        path, partition, requested, target = store_path(store), None, Requested(store), None
         if wanted.key is not ALL_KEYS:
             spec = yield from self._spec(store, deadline_ms)
             plain = spec.key_codec.from_json(wanted.key)
@@ -307,7 +307,7 @@ class ClientReads:
     def _spec(self, store: str, deadline_ms: float) -> Plan[StoreSpec]:
         spec = self._specs.get(store)
         if spec is None:
-            request = Request(_path(store), {}, partial(spec_mismatch, store), timed=False)
+            request = Request(store_path(store), {}, partial(spec_mismatch, store), timed=False)
             document = yield from self._exchange.ask(request, deadline_ms)
             spec = self._specs[store] = _understood(StoreSpec.from_document, document)
         return spec
@@ -342,17 +342,13 @@ def _deadline(exchange: Exchange | PartitionedExchange, options: ReadOptions) ->
     return exchange.deadline(options.get("timeout_ms"), options.get("wait_ms", 0))
 
 
-def _path(store: str) -> str:
-    return f"/v1/stores/{quote(store, safe='')}"
-
-
 def _key_path(spec: StoreSpec, plain: bytes) -> str:
     """The path of a key; raises ``BadKey`` for one that no path can express."""
     segment = to_segment(spec.key_codec, plain)
     if not segment:
         raise BadKey("No path can express an empty key; only get and get_many can ask for it.", store=spec.name)
     # Segments of dots alone would be taken for relative path segments.
-    return f"{_path(spec.name)}/keys/{segment.replace('.', '%2E')}"
+    return f"{store_path(spec.name)}/keys/{segment.replace('.', '%2E')}"
 
 
 def _partition(spec: StoreSpec, plain: bytes) -> int | None:

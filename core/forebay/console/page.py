@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.resources import files
 
 from fastapi import FastAPI
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 
 from forebay.rest.request_guard import CONSOLE_PATH
 
@@ -32,8 +33,15 @@ _HEADERS = {
 def add_console_page(app: FastAPI) -> None:
     """Serve the page and what it loads, none of which is in the OpenAPI document."""
     _add(app, CONSOLE_PATH, "console.html", "text/html")
+    # Relative, since a proxy may have put a prefix before all paths.
+    for path, console in (("/", "console"), (f"{CONSOLE_PATH}/", "../console")):
+        app.add_api_route(path, _redirect_to(console), include_in_schema=False)
     for name, media_type in _FILES.items():
         _add(app, f"{CONSOLE_PATH}/{name}", name, media_type)
+
+
+def _redirect_to(location: str) -> Callable[[], Response]:
+    return lambda: RedirectResponse(location)
 
 
 def _add(app: FastAPI, path: str, name: str, media_type: str) -> None:

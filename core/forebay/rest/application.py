@@ -94,6 +94,15 @@ PROBLEM_SCHEMA: dict[str, Any] = {
 }
 
 
+_TAGS = {
+    "reads": "What stores hold: keys, batches, lists and changes, each with the lag of its answer.",
+    "metadata": "The stores, which worker holds what (KIP-535), and how far each replica is.",
+    "console": "What is wrong, what changed, and the history of the last minutes, as the console shows them.",
+    "ops": "For supervisors, load balancers and Prometheus.",
+}
+"""In the order of the documentation."""
+
+
 class RawPath:
     """Routes by the path as received: a ``%2F`` belongs to its key, and nothing is decoded twice."""
 
@@ -244,6 +253,7 @@ def make_application(
         title=f"forebay {tier}",
         version=__version__,
         description="State of Spark streams, read by key, with the lag of every answer.",
+        openapi_tags=[{"name": name, "description": text} for name, text in _TAGS.items()],
         redirect_slashes=False,
         docs_url=None,
         redoc_url=None,
@@ -385,7 +395,13 @@ async def _options() -> Response:
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
-        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        schema = get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            routes=app.routes,
+            tags=app.openapi_tags,
+        )
         schemas = schema.setdefault("components", {}).setdefault("schemas", {})
         schemas.update({**components(schema["paths"]), "Problem": PROBLEM_SCHEMA})
         schema["components"]["securitySchemes"] = {

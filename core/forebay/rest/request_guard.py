@@ -41,7 +41,7 @@ def later_refusal(scope: Scope) -> Problem | None:
 
 
 def _is_console(path: str) -> bool:
-    return path == CONSOLE_PATH or path.startswith(f"{CONSOLE_PATH}/")
+    return path in ("/", CONSOLE_PATH) or path.startswith(f"{CONSOLE_PATH}/")
 
 
 async def _refuse(problem: Problem, refusals: Counter[int], send: Send) -> None:

@@ -384,6 +384,8 @@ def test_problems_of_a_quiet_cluster(client):
     assert len(late.members["attempts"]) == 2
     raised(errors.UnknownStore, lambda: client.get("nope", "a"))
     raised(errors.UnknownStore, lambda: client.get_many("nope", ["a"]))
+    for never in ("orders by", "a/b", "é", "a%2Fb", ""):
+        raised(errors.UnknownStore, lambda never=never: client.get(never, "a"))
     raised(errors.WrongStoreKind, lambda: client.get("hours", "jfk"))
     raised(errors.WrongStoreKind, lambda: next(client.windows("names", "k0001")))
     raised(errors.BadParameter, lambda: client.get("names", "k0001", max_record_lag=-1))

@@ -52,8 +52,9 @@ export class StoreCharts {
       const paths = chart.of.map((_, i) => element("path", { class: `line line-${i}` }));
       const svg = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" }, ...paths);
       const now = element("span", { class: "now" });
-      const box = element("div", { class: "chart" }, element("span", { class: "title" }, chart.title), svg, now);
-      return { ...chart, paths, svg, now, box };
+      const highest = element("span", { class: "highest" });
+      const box = element("div", { class: "chart" }, element("span", { class: "title" }, chart.title), svg, now, highest);
+      return { ...chart, paths, svg, now, highest, box };
     });
     this.rows = element("tbody");
     const heads = ["time", "reads/s", "p50", "p99", "time lag", "age", "refusals"];
@@ -97,6 +98,7 @@ export class StoreCharts {
       const known = now.some((figure) => figure !== null);
       const text = known ? now.map((figure) => chart.text(figure)).join(", ") : idleText(chart, newest);
       setText(chart.now, text);
+      setText(chart.highest, highest ? `up to ${chart.text(highest)} in two minutes` : "");
       setAttribute(chart.svg, "aria-label", `${chart.title}: now ${text}, highest ${chart.text(highest)}`);
     }
     if (this.table.open) this.drawTable();

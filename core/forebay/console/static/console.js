@@ -1,7 +1,7 @@
 // The page: polls what is in sight once a second, and nothing while it is hidden.
 
 import { KeyBox } from "./keys.js";
-import { getDocument, onRefused, useToken } from "./requests.js";
+import { getDocument, isRefusal, onRefused, useToken } from "./requests.js";
 import { StoreView } from "./grid.js";
 import { Tolerance } from "./tolerance.js";
 import { CONDITIONS, duration, element, number, setText, timeOfDay, updateRows } from "./text.js";
@@ -96,7 +96,14 @@ async function refreshStore(view) {
   view.charts.add(history);
 }
 
+// Without a token nothing is known, so nothing is shown that seems to be.
+function lock() {
+  byId("main").classList.add("locked");
+  setText(byId("summary"), "This process needs a token. Enter one above.");
+}
+
 function drawHealth(health) {
+  byId("main").classList.remove("locked");
   const application = health.application_id ?? "?";
   setText(byId("process"), `${health.tier} of ${application}, generation ${health.generation}`);
   document.title = `${health.findings.length ? `(${health.findings.length}) ` : ""}${application} · forebay ${health.tier}`;
@@ -152,7 +159,8 @@ async function poll() {
     setText(byId("connection"), "");
     lastSeen = timeOfDay(Date.now());
   } catch (error) {
-    setText(byId("connection"), `✕ As of ${lastSeen}: ${error.message}`);
+    if (lastSeen === "never" && isRefusal(error)) lock();
+    setText(byId("connection"), lastSeen === "never" ? `✕ ${error.message}` : `✕ As of ${lastSeen}: ${error.message}`);
   } finally {
     polling = false;
   }

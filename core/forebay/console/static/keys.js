@@ -6,8 +6,8 @@ import { duration, element, number, timeOfDay } from "./text.js";
 const WHATS = {
   "key-value": ["value", "changes", "entries"],
   versioned: ["value", "versions", "changes"],
-  window: ["windows", "all windows"],
-  session: ["sessions", "all sessions"],
+  window: ["windows", "all windows", "changes"],
+  session: ["sessions", "all sessions", "changes"],
 };
 const HINTS = {
   string: "Keys are text.",
@@ -65,17 +65,36 @@ export class KeyBox {
     this.followButton.disabled = !WHATS[this.specs.get(this.store.value).kind].includes("changes");
   }
 
-  path(what) {
+  path(what, cursor = "") {
     const store = `v1/stores/${encodeURIComponent(this.store.value)}`;
+    const spec = this.specs.get(this.store.value);
+    const exact = [spec.key, spec.value].includes("int64") ? "numbers=text" : "";
     const bounds = this.bounded.checked ? this.tolerance.query : "";
-    const query = ["numbers=text", bounds, this.query.value].filter(Boolean).join("&");
+    const next = cursor && `cursor=${encodeURIComponent(cursor)}`;
+    const query = [exact, bounds, this.query.value, next].filter(Boolean).join("&");
+    if (what === "changes" && (this.key.value === "" || !WHATS[spec.kind].includes("value"))) {
+      return `${store}/changes?${[this.chosenKeys(spec), query].filter(Boolean).join("&")}`;
+    }
     if (KEYLESS.has(what)) return `${store}/${what.replace("all ", "")}?${query}`;
     const key = `${store}/keys/${encodeURIComponent(this.key.value)}`;
     return what === "value" ? `${key}?${query}` : `${key}/${what}?${query}`;
   }
 
-  async read() {
-    const path = this.path(this.what.value);
+  // The parameter of a store's changes; without a key they are those of all keys.
+  chosenKeys(spec) {
+    const text = this.key.value;
+    if (text === "") return "";
+    const key = spec.key === "json" ? text : spec.key === "int32" ? Number(text) : JSON.stringify(text);
+    return `keys=${encodeURIComponent(`[${key}]`)}`;
+  }
+
+  async read(cursor = "") {
+    if (this.key.value === "" && !KEYLESS.has(this.what.value)) {
+      this.answer.replaceChildren(element("p", { class: "problem" }, "Enter a key."));
+      this.key.focus();
+      return;
+    }
+    const path = this.path(this.what.value, cursor);
     const begun = performance.now();
     try {
       const response = await request(path, { signal: AbortSignal.timeout(30_000) });
@@ -97,8 +116,13 @@ export class KeyBox {
       element("ul", {}, ...parts.map((part) => element("li", {}, `Partition ${part.partition} answered by the ${part.role} on ${part.host}.`))),
       this.curl(path),
     );
-    if (document.next) this.answer.append(element("p", {}, `There is more: cursor=${document.next}`));
+    if (document.next) this.answer.append(this.nextPage(document.next));
     if (!document.partitions) await this.showOthers(document, attempts);
+  }
+
+  nextPage(cursor) {
+    const button = element("button", { type: "button", id: "key-next", onclick: () => this.read(cursor) }, "Next page");
+    return element("p", {}, "There is more. ", button);
   }
 
   // The router states whom else it asked; all others follow from the order in which it would have.
@@ -160,7 +184,14 @@ export class KeyBox {
       for await (const event of events(path, following.signal)) {
         const document = JSON.parse(event.data);
         const lag = document.lag ? ` (${lagText(document.lag)})` : "";
-        const text = { value: () => JSON.stringify(document.value), absent: () => "no value", lag: () => "", problem: () => document.detail };
+        const text = {
+          value: () => JSON.stringify(document.value),
+          values: () => keyed(document),
+          absent: () => (document.entries || document.windows || document.sessions ? keyed(document) : "no value"),
+          reset: () => `partitions ${document.partitions.join(", ")}`,
+          lag: () => "",
+          problem: () => document.detail,
+        };
         log.prepend(element("li", {}, `${timeOfDay(Date.now())} ${event.type} ${text[event.type]?.() ?? event.data}${lag}`));
         while (log.children.length > 50) log.lastChild.remove();
       }
@@ -173,6 +204,15 @@ export class KeyBox {
 
 function itemsOf(document) {
   return document.entries ?? document.windows ?? document.sessions ?? document.versions;
+}
+
+// The items of a store's changes, those without a value if they are gone.
+function keyed(document) {
+  const shown = itemsOf(document).map(({ key, value, ...times }) => {
+    const time = Object.values(times).join(" to ");
+    return `${JSON.stringify(key)}${time && ` (${time})`}${value === undefined ? "" : ` = ${JSON.stringify(value)}`}`;
+  });
+  return shown.join(", ");
 }
 
 function lagText(lag) {

@@ -23,6 +23,11 @@ export class Refused extends Error {
   }
 }
 
+// Whether a request was refused for its token, or for having none.
+export function isRefusal(error) {
+  return error instanceof Refused && (error.status === 401 || error.status === 403);
+}
+
 export async function request(path, options = {}) {
   const headers = token ? { authorization: `Bearer ${token}` } : {};
   const response = await fetch(urlOf(path), { headers, cache: "no-store", credentials: "omit", ...options });
@@ -33,10 +38,11 @@ export async function request(path, options = {}) {
   } catch {
     // A proxy's own answer, perhaps.
   }
-  if (response.status === 401 || response.status === 403) {
+  const refused = new Refused(response.status, problem);
+  if (isRefusal(refused)) {
     for (const listener of refusedListeners) listener(response.status);
   }
-  throw new Refused(response.status, problem);
+  throw refused;
 }
 
 export async function getDocument(path) {
