@@ -23,7 +23,7 @@ _LIMITS = {
         "HAProxy itself reaches 80 × that service"
     ),
     ("batch-get of 100 keys through the router, 32 connections", "the same keys singly, 32 connections"): (
-        "a key of a batch takes 3.1 µs of all processes; single reads have become as much faster as batches"
+        "a key of a batch takes 3.1 µs of all processes. Single reads have become as much faster as batches"
     ),
     ("range scan of 100,000 entries through the router", "rocksdict in process, one store"): (
         "the worker takes 1.06 µs an entry, 0.33 of them in RocksDB"
@@ -49,7 +49,7 @@ _LIMITS = {
         "rows go to Python twice, so that all are checked before the first is sent, and two transactions follow"
     ),
     ("sink to SQLite, batches of 2,000,000 rows", "foreachBatch to Parquet"): (
-        "rows in memory are appended at 0.82 M/s by two processes; on the way there a row takes 0.6 to 1.0 µs of "
+        "rows in memory are appended at 0.82 M/s by two processes. On the way there a row takes 0.6 to 1.0 µs of "
         "Python to be placed and sorted, and is read from a file again"
     ),
     ("sink to Kafka, batches of 2,000,000 rows", "foreachBatch to Parquet"): (

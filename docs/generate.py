@@ -42,7 +42,7 @@ def problems_page() -> str:
     lines = [
         "# Problems",
         "",
-        "Every 4xx and 5xx answer is RFC 9457 `application/problem+json`; its `type` is `urn:forebay:problem:`",
+        "Every 4xx and 5xx answer is RFC 9457 `application/problem+json`. Its `type` is `urn:forebay:problem:`",
         "and one of these names, which the header `Forebay-Problem` repeats. If trying again may help,",
         "`Retry-After` and the member `retry_after_s` give the time to wait, in seconds.",
         "Generated from `core/forebay/errors.py` by `python -m docs.generate`.",

@@ -213,13 +213,13 @@ class BadRequest(Problem):
 
 
 class HostNotAllowed(Problem):
-    """The request names a host that is not this process's; the setting ``allowed_hosts`` lists those that are."""
+    """The request names a host that is not this process's. The setting ``allowed_hosts`` lists those that are."""
 
     status, name, title = 400, "host-not-allowed", "The host is not this process's"
 
 
 class Unauthenticated(Problem):
-    """The request carries no credentials, or unknown ones; send them in an ``Authorization`` header, or open an
+    """The request carries no credentials, or unknown ones. Send them in an ``Authorization`` header, or open an
     event stream with a ticket."""
 
     status, name, title = 401, "unauthenticated", "The request is not authenticated"
@@ -298,8 +298,8 @@ class NotActive(Problem):
 
 
 class NotHostedHere(Problem):
-    """This worker holds no replica of the partition; ``active_host`` and ``standby_hosts`` do. Routers never pass
-    it on."""
+    """This worker holds no replica of the partition: ``active_host`` and ``standby_hosts`` do. Routers never pass
+    this problem on."""
 
     status, name, title = 421, "not-hosted-here", "The partition is not held here"
 
@@ -311,13 +311,13 @@ class BodyTooLarge(Problem):
 
 
 class AnswerTooLarge(Problem):
-    """The answer would be larger than ``max_answer_bytes``; ask for fewer keys at once."""
+    """The answer would be larger than ``max_answer_bytes``. Ask for fewer keys at once."""
 
     status, name, title = 413, "answer-too-large", "The answer would be too large"
 
 
 class Overloaded(Problem):
-    """The process is at its limit of requests in flight or of open event streams; or every replica that could
+    """The process is at its limit of requests in flight or of open event streams, or every replica that could
     answer is at its request limit.
     """
 
@@ -325,7 +325,7 @@ class Overloaded(Problem):
 
 
 class InternalError(Problem):
-    """The service failed; its log says why."""
+    """The service failed. Its log says why."""
 
 
 class TransferCodingNotSupported(Problem):
@@ -341,18 +341,18 @@ class HttpVersionNotSupported(Problem):
 
 
 class NotReady(Problem):
-    """The process cannot answer yet, or no longer: the replica is in the middle of a replay, or its log is being
-    filled, where a missing key proves nothing; its store is being opened or closed; no worker, or no assignment,
-    is known yet; or the process is shutting down. ``/readyz`` also uses it for every other reason, such as a full
-    disk.
+    """The process cannot answer yet, or no longer. The replica is in the middle of a replay, or its log is being
+    filled: a missing key then proves nothing. Or the replica's store is being opened or closed. Or no worker, or
+    no assignment, is known yet. Or the process is shutting down. ``/readyz`` also uses it for every other reason,
+    such as a full disk.
     """
 
     status, name, title = 503, "not-ready", "Not ready to answer"
 
 
 class LogDiverged(Problem):
-    """The replica can no longer follow the log, which was replaced or truncated, or has dropped tombstones that
-    the replica never saw, or the replica's store was lost; it is being rebuilt.
+    """The replica can no longer follow the log, and is being rebuilt. The log was replaced or truncated, or has
+    dropped tombstones that the replica never saw, or the replica's store was lost.
     """
 
     status, name, title = 503, "log-diverged", "The replica is being rebuilt"

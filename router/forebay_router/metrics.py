@@ -161,7 +161,7 @@ class RouterMetrics(Collector):
         yield from self._lag.collect()
         took = HistogramMetricFamily(
             "forebay_router_answer_seconds",
-            "Time from a read's arrival to its answer; for a list, to its first byte.",
+            "Time from a read's arrival to its answer, or to the first byte of a list.",
             labels=["route"],
         )
         for route, by_store in sorted(self.answer_ms.items()):
@@ -208,7 +208,7 @@ class RouterMetrics(Collector):
             in_flight.add_metric([str(host)], self._router.pool.load(host))
         yield from (live, in_flight)
         build = GaugeMetricFamily(
-            "forebay_router_build_info", "1; the label gives the version running.", labels=["version"]
+            "forebay_router_build_info", "1. The label gives the version running.", labels=["version"]
         )
         build.add_metric([__version__], 1)
         yield build

@@ -67,7 +67,7 @@ class WorkerMetrics(Collector):
         generation = worker.metadata.map.generation.number
         yield _one("forebay_group_generation", "Newest group generation known.", generation)
         build = GaugeMetricFamily(
-            "forebay_build_info", "1; its labels say what runs.", labels=["version", "topology"]
+            "forebay_build_info", "1. Its labels say what runs.", labels=["version", "topology"]
         )
         build.add_metric([__version__, worker.topology.fingerprint], 1)
         yield build
@@ -96,7 +96,7 @@ class WorkerMetrics(Collector):
         time_lag = GaugeMetricFamily("forebay_time_lag_seconds", "Time behind the log.", labels=_REPLICA)
         open_transaction = GaugeMetricFamily(
             "forebay_open_transaction_seconds",
-            "How long a transaction has been open at the log's end; 0 if none is.",
+            "How long a transaction has been open at the log's end. 0 if none is.",
             labels=_REPLICA,
         )
         age = GaugeMetricFamily("forebay_age_seconds", "Time behind the source.", labels=_REPLICA)
@@ -163,7 +163,7 @@ class WorkerMetrics(Collector):
             "forebay_store_write_buffer_bytes", "Bytes of a store that are not in its files yet.", labels=_REPLICA
         )
         keys = GaugeMetricFamily(
-            "forebay_store_keys", "Keys of a store, windows and versions each; an estimate.", labels=_REPLICA
+            "forebay_store_keys", "An estimate of a store's keys. Each window and version counts.", labels=_REPLICA
         )
         for (store, partition), replica in sorted(self._worker.tasks.replicas.items()):
             labels = [store, str(partition)]

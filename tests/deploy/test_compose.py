@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from importlib.metadata import entry_points, requires
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,16 @@ def test_haproxy_takes_its_configuration():
         [haproxy, "-c", "-f", ROOT / "deploy" / "haproxy.cfg"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_routers_trust_haproxy_and_no_other_container():
+    """Else limits would take all clients for one, or believe what any container says of its client."""
+    address = SERVICES["haproxy"]["networks"]["default"]["ipv4_address"]
+    for name in ("router-1", "router-2"):
+        assert settings_of(SERVICES[name]["command"], {})["trusted_proxies"] == (f"{address}/32",)
+    [pool] = COMPOSE["networks"]["default"]["ipam"]["config"]
+    assert ip_address(address) in ip_network(pool["subnet"])
+    assert ip_address(address) not in ip_network(pool["ip_range"])
 
 
 def test_what_is_watched_is_what_runs():

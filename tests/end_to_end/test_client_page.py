@@ -43,8 +43,9 @@ def test_the_snippets_do_what_is_said_of_them(tmp_path, capsys):
             snippet = snippet.replace("worker-1:8081", first).replace("worker-2:8081", worker)
             exec(snippet.replace("router-1:8080", first).replace("router-2:8080", router), of_page)
             printed.append(capsys.readouterr().out)
-    one, several, _, direct, change, many, held, both = printed
+    one, unreached, several, _, direct, change, many, held, both = printed
     assert re.fullmatch(r"\{'count': 2\} \d+ active \S+\n", one)
+    assert f"```\n{unreached}```" in PAGE
     assert several.startswith("ann {'count': 2}\nbob {'count': 1}\nzoe none\nWindow(key='ann', ")
     assert f"end_ms={START_MS + 2 * HOUR_MS}, value={{'count': 2}}) Lag(record_lag=0," in several
     assert of_page["names"] == ["ann"]

@@ -65,15 +65,15 @@ SETTINGS: tuple[Setting, ...] = (
         "text",
         None,
         WORKER,
-        "URL of the worker group, `sqlite:///FILE` or `kafka://HOST:PORT,…`; by default `group.db` beside the "
-        "SQLite changelog, or the Kafka changelog's brokers.",
+        "URL of the worker group, `sqlite:///FILE` or `kafka://HOST:PORT,…`. By default it is `group.db` beside "
+        "the SQLite changelog, or the Kafka changelog's brokers.",
     ),
     Setting(
         "seeds",
         "addresses",
         None,
         ROUTER,
-        "Workers from which to learn of the others, comma-separated; a name stands for every address that it "
+        "Workers from which to learn of the others, comma-separated. A name stands for every address that it "
         "resolves to, looked up every 5 s.",
         required=True,
     ),
@@ -82,7 +82,7 @@ SETTINGS: tuple[Setting, ...] = (
         "text",
         None,
         ROUTER,
-        "The application whose workers are asked; by default that of the seeds, if all belong to one.",
+        "The application whose workers are asked. By default it is that of the seeds, if all belong to one.",
     ),
     Setting(
         "listen",
@@ -96,7 +96,8 @@ SETTINGS: tuple[Setting, ...] = (
         "text",
         None,
         BOTH,
-        "Group whose members may connect to the Unix sockets, a name or a number; by default that of the process.",
+        "Group whose members may connect to the Unix sockets, a name or a number. By default it is that of the "
+        "process.",
     ),
     Setting(
         "processes",
@@ -114,17 +115,17 @@ SETTINGS: tuple[Setting, ...] = (
         "address",
         None,
         WORKER,
-        "Address under which others reach this worker; by default the first listen address of TCP, or the host's "
-        "full name if that is a wildcard.",
+        "Address under which others reach this worker. By default it is the first listen address of TCP, or the "
+        "host's full name if that is a wildcard.",
     ),
     Setting(
         "rack",
         "text",
         None,
         BOTH,
-        "The unit that fails together with this process, such as its zone. A worker's is by default the host that "
-        "it advertises; standbys prefer another than their active's (KIP-708). A router that has one sends reads "
-        "with `prefer=any` to workers of the same (KIP-392), as long as one is within the bounds.",
+        "The unit that fails together with this process, such as its zone. A worker's rack is by default the host "
+        "that it advertises. Standbys prefer another rack than their active's (KIP-708). A router that has a rack "
+        "sends reads with `prefer=any` to workers of the same (KIP-392), as long as one is within the bounds.",
     ),
     Setting(
         "own_host",
@@ -140,8 +141,8 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         10_000,
         WORKER,
-        "A task up to this many records behind, in each of its stores, counts as caught up; what is active stays "
-        "so up to twice as many, lest lags that swing about the limit move it.",
+        "A task counts as caught up if each of its stores is at most this many records behind. An active still "
+        "counts as caught up at twice as many, so that a lag near the limit does not move it back and forth.",
     ),
     Setting("max_warmup_replicas", "integer", 2, WORKER, "Extra replicas that may warm up at once.", least=1),
     Setting(
@@ -187,14 +188,14 @@ SETTINGS: tuple[Setting, ...] = (
         "boolean",
         True,
         WORKER,
-        "Whether to create missing changelog topics; otherwise `forebay topology apply` does.",
+        "Whether workers create missing changelog topics. If not, `forebay topology apply` creates them.",
     ),
     Setting(
         "poll_interval_ms",
         "integer",
         10,
         WORKER,
-        "Pause between polls of idle logs, longer if there are many; SQLite logs are read as soon as they change.",
+        "Pause between polls of idle logs, longer if there are many. SQLite logs are read as soon as they change.",
         least=1,
     ),
     Setting(
@@ -202,14 +203,14 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         0,
         WORKER,
-        "Total records applied a second at most, to leave disk and processor time to reads; 0 is unlimited.",
+        "Total records applied a second at most, to leave disk and processor time to reads. 0 sets no limit.",
     ),
     Setting(
         "restore_processes",
         "integer",
         1,
         WORKER,
-        "Processes that restore replicas that are far behind; 0 restores in the serving process.",
+        "Processes that restore replicas that are far behind. With 0 the serving process restores them itself.",
     ),
     Setting(
         "statestore_checkpoint_interval_ms",
@@ -230,7 +231,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         600_000,
         WORKER,
-        "How long the state of a released task, or of a store that left the topology, is kept on disk; counted "
+        "How long the state of a released task, or of a store that left the topology, is kept on disk. It counts "
         "from the release, whatever restarts follow.",
     ),
     Setting(
@@ -335,8 +336,8 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         16_384,
         BOTH,
-        "Connections open at once above which a process closes new ones; at most three quarters of the files "
-        "that it may have open.",
+        "Connections open at once above which a process closes new ones. It also closes them above three quarters "
+        "of the files that it may have open.",
         least=1,
     ),
     Setting(
@@ -344,8 +345,8 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         1_024,
         ROUTER,
-        "Requests in flight at one worker above which a router asks another, and answers 429 if all are full; "
-        "for each of its processes.",
+        "Requests in flight at one worker above which a router asks another, and answers 429 if all are full. "
+        "Each of the router's processes counts its own.",
         least=1,
     ),
     Setting(
@@ -361,7 +362,7 @@ SETTINGS: tuple[Setting, ...] = (
         "integer",
         200,
         ROUTER,
-        "Pause between polls of a worker's status; longer when polling all would take over 3 % of a core.",
+        "Pause between polls of a worker's status. It is longer if polling all would take over 3 % of a core.",
         least=10,
     ),
     Setting(
@@ -381,8 +382,8 @@ SETTINGS: tuple[Setting, ...] = (
         "names",
         (),
         BOTH,
-        "Names by which requests may address the process, beside addresses, names of loopback and the advertised "
-        "one, or `*`; by default any if other machines may reach it.",
+        "Names by which requests may address the process, or `*` for any. Addresses, names of loopback and the "
+        "advertised name are allowed as well. By default any name is, if other machines may reach the process.",
     ),
     Setting(
         "trusted_proxies",
@@ -406,8 +407,8 @@ SETTINGS: tuple[Setting, ...] = (
         "path",
         None,
         BOTH,
-        "PEM file of the certificate, with its chain, by which the listener speaks HTTPS, and nothing else; read "
-        "again when it changes.",
+        "PEM file of the certificate, with its chain, by which the listener speaks HTTPS, and nothing else. The "
+        "file is read again when it changes.",
     ),
     Setting("tls_key_file", "path", None, BOTH, "PEM file of the certificate's private key, not encrypted."),
     Setting(
@@ -415,8 +416,8 @@ SETTINGS: tuple[Setting, ...] = (
         "path",
         None,
         BOTH,
-        "File of accepted tokens of at least 16 characters, one per line: `NAME TOKEN` or `NAME sha256:HEX`; read "
-        "again when it changes. "
+        "File of accepted tokens of at least 16 characters, one per line: `NAME TOKEN` or `NAME sha256:HEX`. The "
+        "file is read again when it changes. "
         "Without it, and without `--authenticator`, every request is accepted.",
     ),
     Setting(
@@ -432,9 +433,9 @@ SETTINGS: tuple[Setting, ...] = (
         "path",
         None,
         BOTH,
-        "File of the one key, of at least 32 characters, that signs tickets for event streams; read again when "
-        "it changes. Routers with the same key open each other's tickets. By default each process, or each router "
-        "of several, makes a key at its start.",
+        "File of the one key, of at least 32 characters, that signs tickets for event streams. The file is read "
+        "again when it changes. Routers with the same key open each other's tickets. By default each process, or "
+        "each router of several, makes a key at its start.",
     ),
     Setting(
         "allow_anonymous",
@@ -448,7 +449,7 @@ SETTINGS: tuple[Setting, ...] = (
         "path",
         None,
         ROUTER,
-        "File of the one token that the router sends to workers; read again when it changes.",
+        "File of the one token that the router sends to workers. The file is read again when it changes.",
     ),
     Setting(
         "worker_token_networks",
@@ -464,16 +465,17 @@ SETTINGS: tuple[Setting, ...] = (
             "fe80::/10",
         ),
         ROUTER,
-        "Networks, and names of workers, to which the router's token may go without TLS, comma-separated; by "
-        "default loopback and the private ones (RFC 1918, RFC 4193, link-local). A worker elsewhere is not asked.",
+        "Networks, and names of workers, to which the router's token may go without TLS, comma-separated. By "
+        "default these are loopback and the private ones (RFC 1918, RFC 4193, link-local). A worker elsewhere is "
+        "not asked.",
     ),
     Setting(
         "worker_ca_file",
         "path",
         None,
         ROUTER,
-        "PEM file of the authorities that vouch for the workers' certificates; with it, workers are asked over "
-        "HTTPS only. Read again when it changes.",
+        "PEM file of the authorities that vouch for the workers' certificates. With it, workers are asked over "
+        "HTTPS only. The file is read again when it changes.",
     ),
     Setting(
         "log_level",
