@@ -155,7 +155,7 @@ def _latest_by(table: Mapping[str, Any], kind: StoreKind, where: str) -> str | N
     if column is None:
         return None
     others = ("external", "accept_uncompacted", "spark_state")
-    if kind.with_latest_by is None or any(table.get(other) for other in others):
+    if kind.with_latest_by is None or any(table.get(other, False) is not False for other in others):
         raise TopologyError(
             f"{where} has latest_by, which only key-value stores have that the sink writes, without "
             f"{', '.join(others[:-1])} or {others[-1]}."

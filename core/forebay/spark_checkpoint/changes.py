@@ -76,8 +76,8 @@ class FamilyDecoder:
         self._key_of = _key_decoder(family) if rocksdb else _plain_key(family)
         rows = _versioned_rows if rocksdb else _plain_rows
         is_divided = rocksdb and family.key_encoding.prefix_columns
-        self._keys_of = None if is_divided else rows(family.key.types)
-        self._values_of = None if family.has_lists else rows(family.value.types)
+        self._keys_of = None if is_divided else rows(_key_rows(family.key.types))
+        self._values_of = None if family.has_lists else rows(self._value)
 
     def key(self, data: bytes, file: str) -> Row:
         """The fields of a key."""
@@ -159,8 +159,12 @@ def _undecoded(part: str, family: ColumnFamily, file: str, error: Exception) -> 
     return CheckpointFileCorrupt(f"{message} The file is damaged, or forebay does not know this version of Spark.")
 
 
-def _plain_rows(types: tuple[DataType, ...]) -> _RowsDecoder:
-    decode_all = RowDecoder(types).decode_all
+def _key_rows(types: Sequence[DataType]) -> RowDecoder:
+    return RowDecoder(types, keeps_bytes=True)
+
+
+def _plain_rows(decoder: RowDecoder) -> _RowsDecoder:
+    decode_all = decoder.decode_all
 
     def decode(data: Sequence[bytes], at: int) -> list[Row]:
         for one in data:
@@ -170,8 +174,8 @@ def _plain_rows(types: tuple[DataType, ...]) -> _RowsDecoder:
     return decode
 
 
-def _versioned_rows(types: tuple[DataType, ...]) -> _RowsDecoder:
-    decode_all = RowDecoder(types).decode_all
+def _versioned_rows(decoder: RowDecoder) -> _RowsDecoder:
+    decode_all = decoder.decode_all
 
     def decode(data: Sequence[bytes], at: int) -> list[Row]:
         for version in {one[at : at + 1] for one in data}:
@@ -182,7 +186,7 @@ def _versioned_rows(types: tuple[DataType, ...]) -> _RowsDecoder:
 
 
 def _plain_key(family: ColumnFamily) -> Callable[[bytes, int], Row]:
-    decoder = RowDecoder(family.key.types)
+    decoder = _key_rows(family.key.types)
     return lambda data, at: decoder.decode(data, at)
 
 
@@ -190,7 +194,7 @@ def _key_decoder(family: ColumnFamily) -> Callable[[bytes, int], Row]:
     types, encoding = family.key.types, family.key_encoding
     if encoding.prefix_columns:
         return _split_key(types, encoding.prefix_columns)
-    whole = RowDecoder(types)
+    whole = _key_rows(types)
 
     def decode(data: bytes, at: int) -> Row:
         _check_version(data, at)
@@ -201,7 +205,7 @@ def _key_decoder(family: ColumnFamily) -> Callable[[bytes, int], Row]:
 
 def _split_key(types: tuple[DataType, ...], columns: int) -> Callable[[bytes, int], Row]:
     """A row of the first columns after its size, and a row of the others."""
-    prefix, others = RowDecoder(types[:columns]), RowDecoder(types[columns:])
+    prefix, others = _key_rows(types[:columns]), _key_rows(types[columns:])
 
     def decode(data: bytes, at: int) -> Row:
         first, rest = _parts(data, at)

@@ -72,6 +72,8 @@ class Table:
     is_list: bool = False
     has_buffers: bool = False
     """Whether the value's fields are the buffers of aggregates."""
+    state_path: Path | None = None
+    """To the struct in a value that is null where Spark has a timeout for the key, but no state."""
 
     @property
     def key_codec(self) -> str | None:
@@ -248,11 +250,13 @@ def _group_state(operator: Operator) -> tuple[Table, ...]:
     """The state is a struct of its own, or in Spark's older format fields beside the timeout."""
     store, family = _only(operator)
     fields = family.value.fields
+    path: Path | None = None
     if fields and fields[0].name == _GROUP_STATE:
-        values = _within(fields[0], 0)
+        values, path = _within(fields[0], 0), (0,)
     else:
         values = tuple(field for field in _fields(family.value) if field.name != _TIMEOUT)
-    return (Table(store.name, family.name, "key-value", _fields(family.key), values, store.partitions),)
+    key = _fields(family.key)
+    return (Table(store.name, family.name, "key-value", key, values, store.partitions, state_path=path),)
 
 
 def _distinct(operator: Operator) -> tuple[Table, ...]:

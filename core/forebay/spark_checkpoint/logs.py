@@ -30,16 +30,18 @@ class Offsets:
     sources: Mapping[str, str | None]
 
     def kafka_offsets(self) -> dict[tuple[str, int], int] | None:
-        """The next offset of each partition of each topic that is read; None unless all sources are Kafka's."""
+        """The next offset of each partition of each topic that is read; None unless all sources are Kafka's.
+
+        Of a topic that several sources read, the least offset: up to there all of them have read it.
+        """
         read_to: dict[tuple[str, int], int] = {}
         for end in self.sources.values():
             try:
                 topics = json.loads(end or "")
-                read_to |= {
-                    (topic, int(partition)): int(offset)
-                    for topic, partitions in topics.items()
-                    for partition, offset in partitions.items()
-                }
+                for topic, partitions in topics.items():
+                    for partition, text in partitions.items():
+                        place, offset = (topic, int(partition)), int(text)
+                        read_to[place] = min(offset, read_to.get(place, offset))
             except (ValueError, AttributeError, TypeError):
                 return None
         return read_to or None

@@ -74,13 +74,19 @@ class RowMalformed(ValueError):
 
 
 class RowDecoder:
-    """Decodes rows of the given types; made once for a schema."""
+    """Decodes rows of the given types; made once for a schema.
 
-    def __init__(self, types: Sequence[DataType]) -> None:
+    Bytes of a string that are no UTF-8 become U+FFFD, as in Spark. With ``keeps_bytes`` they are kept apart, as
+    Python's ``surrogateescape`` does: rows that differ in them only are different keys.
+    """
+
+    def __init__(self, types: Sequence[DataType], *, keeps_bytes: bool = False) -> None:
         self._count = len(types)
         self._null_words = (len(types) + _BITS - 1) // _BITS
         self._words = struct.Struct("<" + "Q" * self._null_words + "".join(_word_code(item) for item in types))
-        self._parts = tuple((at, part) for at, item in enumerate(types) if (part := _part(item)) is not None)
+        self._parts = tuple(
+            (at, part) for at, item in enumerate(types) if (part := _part(item, keeps_bytes)) is not None
+        )
         self._small_decimals = tuple(
             (at, -item.scale)
             for at, item in enumerate(types)
@@ -149,11 +155,12 @@ def _word_code(item: DataType) -> str:
     return f"{code}{padding}x" if padding else code
 
 
-def _part(item: DataType) -> _Part | None:
+def _part(item: DataType, keeps_bytes: bool) -> _Part | None:
     """The decoder of a type whose values do not fit into a word; None for the others."""
     match item:
         case AtomicType("string"):
-            return lambda data, at, length: data[at : at + length].decode(errors="replace")
+            errors = "surrogateescape" if keeps_bytes else "replace"
+            return lambda data, at, length: data[at : at + length].decode(errors=errors)
         case AtomicType("binary"):
             return lambda data, at, length: data[at : at + length]
         case AtomicType("interval"):
@@ -167,11 +174,11 @@ def _part(item: DataType) -> _Part | None:
                 int.from_bytes(data[at : at + length], "big", signed=True), -scale
             )
         case StructType():
-            return RowDecoder(item.types).decode
+            return RowDecoder(item.types, keeps_bytes=keeps_bytes).decode
         case ArrayType(element):
-            return _ArrayDecoder(element).decode
+            return _ArrayDecoder(element, keeps_bytes).decode
         case MapType(key, value):
-            return _MapDecoder(key, value).decode
+            return _MapDecoder(key, value, keeps_bytes).decode
 
 
 def _decimal(unscaled: int, exponent: int) -> Decimal:
@@ -182,10 +189,10 @@ def _decimal(unscaled: int, exponent: int) -> Decimal:
 class _ArrayDecoder:
     """An array: the number of elements, null bits, and the elements, each as wide as its type."""
 
-    def __init__(self, element: DataType) -> None:
+    def __init__(self, element: DataType, keeps_bytes: bool) -> None:
         self._code = _CODES.get(element.name, "q") if isinstance(element, AtomicType) else "q"
         self._width = struct.calcsize(self._code)
-        self._part = _part(element)
+        self._part = _part(element, keeps_bytes)
         self._exponent = -element.scale if isinstance(element, DecimalType) else 0
         self._is_decimal = isinstance(element, DecimalType)
 
@@ -212,8 +219,8 @@ class _ArrayDecoder:
 class _MapDecoder:
     """A map: the size of the array of keys, that array, and the array of values."""
 
-    def __init__(self, key: DataType, value: DataType) -> None:
-        self._keys, self._values = _ArrayDecoder(key), _ArrayDecoder(value)
+    def __init__(self, key: DataType, value: DataType, keeps_bytes: bool) -> None:
+        self._keys, self._values = _ArrayDecoder(key, keeps_bytes), _ArrayDecoder(value, keeps_bytes)
 
     def decode(self, data: bytes, start: int, size: int) -> Row:
         if size < _WORD_BYTES:

@@ -38,7 +38,10 @@ class KeyEncoder:
         if self._codec == "json":
             if any(isinstance(part, int) and abs(part) > _SAFE_INTEGER for part in parts):
                 raise KeyUnfit(f"{parts!r} has an integer beyond 2^53, which a JSON key cannot: cast it to string")
-            return _encode(parts).encode()
+            try:
+                return _encode(parts).encode()
+            except UnicodeEncodeError:
+                raise KeyUnfit(f"{parts!r} has text that is no UTF-8") from None
         if parts == [None]:
             raise KeyUnfit("it is null")
         if self._codec == "bytes":

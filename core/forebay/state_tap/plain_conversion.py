@@ -8,6 +8,7 @@ from itertools import chain, compress, islice
 from typing import Any
 
 from forebay.spark_checkpoint.changes import ChangeBlock, StateEntry
+from forebay.spark_checkpoint.description import field_at
 from forebay.spark_checkpoint.unsafe_row import Row
 from forebay.state_tap.key_encoder import KeyUnfit
 from forebay.state_tap.mapping import TableMapping
@@ -71,11 +72,19 @@ class PlainConversion:
     def load(self, entries: Iterable[StateEntry], now_ms: int) -> Iterator[StoreRecord]:
         remaining = iter(entries)
         while some := list(islice(remaining, _ENTRIES_AT_ONCE)):
-            _, keys, values = zip(*some, strict=True)
-            yield from self._records(keys, values)
+            _, keys, whole = zip(*some, strict=True)
+            values = self._present(whole)
+            yield from self._records(*(_where(values, keys, values) if None in values else (keys, values)))
 
     def apply(self, blocks: Iterable[ChangeBlock], now_ms: int) -> Iterator[StoreRecord]:
-        return chain.from_iterable(self._records(block.keys, block.values) for block in blocks)
+        return chain.from_iterable(self._records(block.keys, self._present(block.values)) for block in blocks)
+
+    def _present(self, values: Sequence[Any]) -> Sequence[Any]:
+        """The values, None for those of keys without a state: Spark keeps them for their timeout alone."""
+        path = self.mapping.table.state_path
+        if path is None:
+            return values
+        return [None if value is None or field_at(value, path) is None else value for value in values]
 
     def _records(self, keys: Sequence[Row], values: Sequence[Any]) -> Iterator[StoreRecord]:
         if None in values and not self.mapping.deletes:

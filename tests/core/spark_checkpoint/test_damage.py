@@ -1,10 +1,12 @@
 """Checkpoints as a killed query, a purge, or another attempt leaves them."""
 
+import contextlib
 import json
 import re
 from pathlib import Path
 
 import pytest
+from xxhash import xxh32_intdigest
 
 from forebay.spark_checkpoint import Checkpoint
 from forebay.spark_checkpoint.compression import decompressor
@@ -17,7 +19,7 @@ from forebay.spark_checkpoint.errors import (
     VersionNotCommitted,
     VersionPurged,
 )
-from forebay.spark_checkpoint.logs import parse_offsets
+from forebay.spark_checkpoint.logs import Offsets, parse_offsets
 
 LAST = 5
 """The version that the last batch of the aggregations wrote."""
@@ -36,8 +38,9 @@ def snapshot(path: Path, version: int) -> list[str]:
 def lz4_stream(plain: bytes) -> bytes:
     """As lz4-java writes it, with stored blocks."""
     size = len(plain).to_bytes(4, "little")
+    checksum = (xxh32_intdigest(plain, 0x9747B28C) & 0xFFFFFFF).to_bytes(4, "little")
     none = bytes(4)
-    return b"LZ4Block\x16" + size + size + none + plain + b"LZ4Block\x16" + none * 3
+    return b"LZ4Block\x16" + size + size + checksum + plain + b"LZ4Block\x16" + none * 3
 
 
 @pytest.mark.parametrize("name", ["aggregation-default", "aggregation-changelog", "aggregation-format2"])
@@ -279,3 +282,22 @@ def test_a_stream_of_snappy_that_is_cut_short_is_refused(copied):
         file.write_bytes(whole[:length])
         with pytest.raises(CheckpointFileCorrupt, match=r"3\.delta"):
             changes(path, 3)
+
+
+def test_a_flipped_bit_in_lz4_changes_no_row_without_a_word(copied):
+    path = copied("aggregation-changelog")
+    file = path / PARTITION / "3.changelog"
+    whole, rows = file.read_bytes(), repr(changes(path, 3))
+    for at in range(len(whole)):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with contextlib.suppress(CheckpointFileCorrupt, CheckpointFormatUnknown):
+            # As text, in which NaN equals itself.
+            assert repr(changes(path, 3)) == rows, f"byte {at}"
+
+
+def test_a_topic_that_two_sources_read_is_read_to_the_lesser_end():
+    """As in a union or a join of a topic with itself."""
+    ends = {"0": '{"a":{"0":10,"1":7}}', "1": '{"a":{"0":1000,"1":7},"b":{"0":3}}'}
+    for sources in (ends, dict(reversed(ends.items()))):
+        read_to = Offsets(0, 0, 0, {}, sources).kafka_offsets()
+        assert read_to == {("a", 0): 10, ("a", 1): 7, ("b", 0): 3}

@@ -94,3 +94,17 @@ def test_a_total_has_the_key_that_the_sink_gives_it(spark_4_0, codec, plain):
     [family] = held.column_families
     without_key = replace(held, column_families=(replace(family, key=StructType(())),))
     assert converted(store(key=codec), replace(operator, stores=(without_key,)), ()) == [plain]
+
+
+def test_a_key_with_a_timeout_but_no_state_is_not_in_the_store(spark_4_0):
+    """``applyInPandasWithState`` may set a timeout without a state, or remove the state only."""
+    mapping = TableMapping(store(), spark_4_0.checkpoint("pandas_state-default").operator(0, 0))
+    conversion = open_conversion(mapping)
+    with_state, without = ((3, "3 of a"), 60_000), (None, 60_000)
+    loaded = conversion.load(
+        [StateEntry("default", ("a",), with_state), StateEntry("default", ("b",), without)], NOW_MS
+    )
+    assert [(plain, json.loads(text)) for plain, _, text in loaded] == [(b"a", {"count": 3, "last": "3 of a"})]
+    block = ChangeBlock(1, "default", ("put", "put"), (("a",), ("b",)), (without, with_state))
+    records = [(plain, text and json.loads(text)) for plain, _, text in conversion.apply([block], NOW_MS)]
+    assert records == [(b"a", None), (b"b", {"count": 3, "last": "3 of a"})]
