@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -67,6 +68,8 @@ class TaskManager:
         self.bulk_restore = self._recovery.bulk_restore
         self.replicas: ReplicaTable = {}
         self._assigned: tuple[frozenset[TaskId], frozenset[TaskId]] = (frozenset(), frozenset())
+        self._designating = threading.Lock()
+        """Held while roles are given by what is assigned: by a former assignment none must come back."""
         self._on_disk = OffsetCache()
         self._cleanup = TaskCleanup(directory, topology, self._on_disk, state_cleanup_delay_ms)
         self._sweeper = Sweeper(self._recovery.handle, self._storage_fault_in)
@@ -102,9 +105,10 @@ class TaskManager:
 
     def _hold(self, active: Iterable[TaskId], standby: Iterable[TaskId]) -> None:
         actives = frozenset(active)
-        self._assigned = (actives | frozenset(standby), actives)
-        # Roles change at once, in the caller's thread: a lease must never cover a role already lost.
-        self._designate(self.replicas, actives)
+        with self._designating:
+            self._assigned = (actives | frozenset(standby), actives)
+            # Roles change at once, in the caller's thread: a lease must never cover a role already lost.
+            self._designate(self.replicas, actives)
         self.applier.run(self._reconcile)
 
     def hold_as_standby(self) -> None:
@@ -207,7 +211,8 @@ class TaskManager:
                 self._cleanup.discard(task)
             self._cleanup.save()
         # The latest request counts: a role that was lost must not come back.
-        self._designate(self.replicas, self._assigned[1])
+        with self._designating:
+            self._designate(self.replicas, self._assigned[1])
 
     def _release_all_but(self, tasks: frozenset[TaskId]) -> set[TaskId]:
         """Close the stores of all other tasks; returns which tasks these are."""

@@ -3,6 +3,8 @@
 import threading
 from pathlib import Path
 
+import pytest
+
 from forebay.task_ids import TaskId
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.manager import TaskManager
@@ -33,6 +35,32 @@ def test_roles_are_lost_while_the_applier_is_busy(tmp_path: Path):
             assert [task for task, since in designations(manager).items() if since is not None] == TASKS[:1]
         finally:
             over.set()
+
+
+def test_lost_role_does_not_come_back_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The applier was about to give it by the former assignment."""
+    with started(tmp_path, make_changelog(tmp_path), StoreFactory) as manager:
+        hold_all(manager)
+        designate = TaskManager._designate
+        there, go_on, is_late = threading.Event(), threading.Event(), threading.Event()
+
+        def designate_late(self: TaskManager, *given: object) -> None:
+            if threading.current_thread().name == "forebay-applier" and not is_late.is_set():
+                is_late.set()
+                there.set()
+                assert go_on.wait(20)
+            designate(self, *given)
+
+        monkeypatch.setattr(TaskManager, "_designate", designate_late)
+        manager.hold(TASKS, ())
+        assert there.wait(20)
+        losing = threading.Thread(target=manager.hold, args=((), TASKS))
+        losing.start()
+        losing.join(0.2)
+        go_on.set()
+        losing.join(20)
+        found = [designations(manager) for _ in range(100)]
+        assert {since for each in found for since in each.values()} == {None}
 
 
 def test_a_later_generation_does_not_begin_a_role_anew(tmp_path: Path):
