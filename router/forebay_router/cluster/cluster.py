@@ -190,12 +190,13 @@ class Cluster:
     def mismatch(self, address: HostInfo, identity: Identity) -> str | None:
         """Why what answers at an address is not the process that should be there; None if it may be.
 
-        The newest map is believed as long as some other worker is there that can renew it.
+        The newest map is believed as long as some other worker is there that can renew it: one that has its lease,
+        as a role other than standby shows.
         """
         worker = self.workers.get(address)
         named = self.metadata.map.process_ids.get(address)
         if named and identity.process_id not in named:
-            if any(view.live for host, view in self.workers.items() if host != address):
+            if any(view.holds_lease for host, view in self.workers.items() if host != address):
                 return f"is the process {identity.process_id!r}, which the group does not know there"
             return None
         if worker is not None and worker.is_later_start_of(identity):

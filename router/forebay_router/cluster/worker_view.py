@@ -100,6 +100,11 @@ class WorkerView:
         """Whether the process was started again since it was the one of an identity."""
         return self.process_id == identity.process_id and self.incarnation > identity.incarnation
 
+    @property
+    def holds_lease(self) -> bool:
+        """Whether it answers, and was active for something when it last did: its group knew it then."""
+        return self.live and any(report.role != "standby" for report in self.replicas.values())
+
     def suspect_at_once(self) -> None:
         """It was silent on a poll, which counts like several reads."""
         self.slow_reads = max(self.slow_reads, _SLOW_READS_TO_SUSPECT)

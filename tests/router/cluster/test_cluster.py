@@ -3,6 +3,7 @@
 from forebay.clock import boot_ms
 from forebay.console.replica_states import ReplicaState
 from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
+from forebay.process_identity import Identity
 from forebay.rest.answers import ReplicaInfo, replica_info_head
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
@@ -110,3 +111,17 @@ def test_of_a_replica_that_only_the_map_names_nothing_is_known():
 def test_a_report_that_is_too_old_gives_no_lag():
     view = WorkerView(HOST, live=True, replicas={("s", 0): Report("active", Lag(3, 10, 9), boot_ms() - 1_500)})
     assert cluster(view).replica_states(SPEC, 0)[0].lag == UNKNOWN_LAG
+
+
+def test_map_is_believed_while_a_worker_with_a_lease_can_renew_it():
+    """One that lost its group still answers polls, but learns of no process that took another's place."""
+    other = HostInfo("other", 1)
+    replaced = StreamsMetadata(other, process_ids=frozenset({"before"}))
+    known = Cluster(1_000)
+    known.metadata.on_change(ClusterMap(Generation(1, 1), (replaced,)))
+    view = known.workers[HOST] = WorkerView(HOST, live=True)
+    newcomer = Identity("worker", "a", "after", 1)
+    view.replicas["s", 0] = Report("active", UNKNOWN_LAG, boot_ms())
+    assert "which the group does not know there" in str(known.mismatch(other, newcomer))
+    view.replicas["s", 0] = Report("standby", UNKNOWN_LAG, boot_ms())
+    assert known.mismatch(other, newcomer) is None
