@@ -194,6 +194,21 @@ def test_restart_with_fewer_processes_names_leftover_state(served):
 
 
 @pytest.mark.chaos
+def test_hanging_process_is_killed_and_the_status_shows_it(served):
+    cluster, worker = served.cluster, served.worker
+    cluster.kill(worker, signal.SIGTERM)
+    cluster.start_worker(worker, "--processes", "2", "--shutdown-timeout-ms", "1500")
+    process = cluster.workers[worker]
+    hanging = children(process.pid)[1]
+    os.kill(hanging, signal.SIGSTOP)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(15) == 1
+    assert not alive(hanging)
+    assert f"process {hanging} of the worker did not end within shutdown_timeout_ms" in cluster.logs()
+    cluster.start_worker(worker, ready=False)
+
+
+@pytest.mark.chaos
 def test_no_process_outlives_the_parent(served):
     cluster, worker = served.cluster, served.worker
     cluster.kill(worker, signal.SIGTERM)

@@ -10,7 +10,6 @@ import queue
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from forebay.errors import ForebayError
 from forebay.processes.peer_processes import ProcessSlot
+from forebay.processes.python_module import module_command, module_environment
 from forebay.settings import RouterSettings, Tier, WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ _LEAST_PAUSE_S = 0.1
 _MOST_PAUSE_S = 5.0
 _STEADY_AFTER_S = 10.0
 _MAY_SUCCEED_LATER = 1
+_GRACE_S = 1.0
+"""A process ends by itself once its time is over, and says so: it is killed only if it cannot even do that."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def run_processes(
 ) -> None:
     """Run processes until a signal ends them all; they have ``within_ms`` to end.
 
-    They inherit the listeners of ``reserved``. Raises ``ForebayError`` if one of them cannot start.
+    They inherit the listeners of ``reserved``. Raises ``ForebayError`` if one of them cannot start, or did not end
+    in order.
     """
     received = _receive()
     with contextlib.ExitStack() as stack:
@@ -73,10 +76,15 @@ def run_processes(
             for listener in listeners:
                 # Connections would wait for this process, which accepts none.
                 listener.close()
-            _end(children, within_ms / 1000, received)
+            _end(children, within_ms / 1000 + _GRACE_S, received)
+            unordered = sum(not child.ended_in_order() for child in children)
         finally:
             for child in children:
                 child.kill()
+    if unordered:
+        error = ForebayError(f"{unordered} of {len(children)} processes of the {name} did not end in order.")
+        error.exit_status = _MAY_SUCCEED_LATER
+        raise error
 
 
 def pause_before_restart_s(lived_s: float, last_pause_s: float) -> float:
@@ -99,12 +107,12 @@ class ManagedProcess:
     def _start(self) -> None:
         self._started_s = time.monotonic()
         self._restart_s: float | None = None
-        # Modules are searched where the parent searches, which may not be where it was started.
-        command = [sys.executable, "-P", "-m", self._spec.module]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         with _blocked():
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, env=environment, pass_fds=self._descriptors
+                module_command(self._spec.module),
+                stdin=subprocess.PIPE,
+                env=module_environment(),
+                pass_fds=self._descriptors,
             )
         assert self._process.stdin is not None
         # One that is already dead is noticed at the next check.
@@ -146,6 +154,21 @@ class ManagedProcess:
         if self._process.returncode < 0 or self._process.returncode == _MAY_SUCCEED_LATER:
             error.exit_status = _MAY_SUCCEED_LATER
         return error
+
+    def ended_in_order(self) -> bool:
+        """Whether it has ended, and by itself; logs what it did instead."""
+        if self.running:
+            log.error(
+                "process %d of the %s did not end within shutdown_timeout_ms, so it is killed",
+                self._process.pid,
+                self._spec.tier,
+            )
+            return False
+        # A second signal ends it at once, as was meant.
+        in_order = self._process.returncode in (0, *(-sig for sig in (*RELAYS, *RELAYED)))
+        if not in_order:
+            log.error("process %d of the %s %s", self._process.pid, self._spec.tier, self._end())
+        return in_order
 
     def _end(self) -> str:
         status = self._process.returncode

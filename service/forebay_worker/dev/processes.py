@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 from forebay.errors import ForebayError
 from forebay.linux import end_with_parent
+from forebay.processes.python_module import module_command, module_environment
 
 _STOP_TIMEOUT_S = 30.0
 _SETTINGS_PREFIX = "FOREBAY_"
@@ -24,7 +23,7 @@ class DevProcess:
         with self._log.open("ab") as output:
             # A process group of its own: Ctrl-C would interrupt it a second time, which skips the clean end.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "forebay", *arguments],
+                module_command("forebay", *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -71,6 +70,5 @@ class DevProcess:
 
 def _environment() -> dict[str, str]:
     """This process's, without settings that are meant for other workers and routers."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS_PREFIX)}
-    # Modules are searched where this process searches, which may not be where it was started.
-    return {**kept, "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = module_environment().items()
+    return {name: value for name, value in found if not name.startswith(_SETTINGS_PREFIX)}

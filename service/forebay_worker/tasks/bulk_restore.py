@@ -13,7 +13,6 @@ import json
 import logging
 import shutil
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from forebay.clock import boot_ms
+from forebay.processes.python_module import module_command, module_environment
 from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.task_ids import TopicPartition
 from forebay_worker.tasks.replica import Replica
@@ -290,7 +290,8 @@ class BulkRestore:
 
     def _spawn(self) -> subprocess.Popen[str]:
         child = subprocess.Popen(
-            [sys.executable, "-m", "forebay_worker.tasks.restore_process"],
+            module_command("forebay_worker.tasks.restore_process"),
+            env=module_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -88,6 +89,16 @@ class Restore:
     def close(self) -> None:
         self.bulk.stop()
         self.replica.view.store.close()
+
+
+def test_restore_runs_no_module_of_the_current_directory(changelog, folded, tmp_path, monkeypatch):
+    (tmp_path / "queue.py").write_text("import pathlib\npathlib.Path(__file__).with_suffix('.ran').touch()")
+    monkeypatch.chdir(tmp_path)
+    restore = Restore(changelog, tmp_path)
+    restore.bulk.submit(restore.replica)
+    assert restore.finish() == folded
+    restore.close()
+    assert not (tmp_path / "queue.ran").exists()
 
 
 def test_a_restored_store_equals_the_fold_and_stands_at_the_end(changelog, folded, tmp_path, monkeypatch):
@@ -246,7 +257,7 @@ def test_restored_misplaced_key_makes_misses_worthless(changelog, tmp_path):
 def test_restore_without_any_process_is_given_up(changelog, tmp_path, monkeypatch):
     """The failure names the reason."""
     monkeypatch.setattr(restoration, "_RETRY_S", 0.01)
-    monkeypatch.setattr(bulk_restore.sys, "executable", str(tmp_path / "gone"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
     restore = Restore(changelog, tmp_path)
     restore.bulk.submit(restore.replica)
     assert restore.finish() == {}
@@ -396,7 +407,7 @@ def test_process_started_during_a_stop_is_killed(changelog, tmp_path):
 def test_restore_with_dying_processes_is_given_up(changelog, tmp_path, monkeypatch):
     """The failure names the reason."""
     monkeypatch.setattr(restoration, "_RETRY_S", 0.01)
-    monkeypatch.setattr(bulk_restore.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     restore = Restore(changelog, tmp_path)
     restore.bulk.submit(restore.replica)
     assert restore.finish() == {}
@@ -413,7 +424,7 @@ def test_restore_with_a_lasting_error_is_given_up(changelog, tmp_path, monkeypat
     child = tmp_path / "child"
     child.write_text(f"#!/bin/sh\nread job\necho '{json.dumps(dataclasses.asdict(report))}'\n")
     child.chmod(0o700)
-    monkeypatch.setattr(bulk_restore.sys, "executable", str(child))
+    monkeypatch.setattr(sys, "executable", str(child))
     restore = Restore(changelog, tmp_path)
     restore.bulk.submit(restore.replica)
     assert restore.finish() == {}
