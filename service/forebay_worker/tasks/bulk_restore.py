@@ -14,6 +14,7 @@ import logging
 import shutil
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -76,9 +77,10 @@ class BulkRestore:
 
     def kill_unresponsive(self) -> None:
         """Kill processes that hang; another attempt is made without them."""
-        now = boot_ms()
-        for child, since in list(self._awaited_since.items()):
-            if now - since >= _SILENCE_MS:
+        # A machine that was suspended has stopped its processes, too.
+        now_s = time.monotonic()
+        for child, since_s in list(self._awaited_since.items()):
+            if 1000 * (now_s - since_s) >= _SILENCE_MS:
                 log.error("a restore process said nothing for %.0f s and is killed", _SILENCE_MS / 1000)
                 child.kill()
 
@@ -226,7 +228,7 @@ class BulkRestore:
     def _next_line(self, child: subprocess.Popen[str]) -> str:
         """The next line that a process says, empty if it has ended."""
         assert child.stdout is not None
-        self._awaited_since[child] = boot_ms()
+        self._awaited_since[child] = time.monotonic()
         try:
             return child.stdout.readline()
         finally:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from forebay.clock import epoch_ms
+from forebay.clock import steady_epoch_ms
 from forebay.task_ids import TaskId
 from forebay.topology import Topology
 from forebay_worker.state.directory import StateDirectory
@@ -27,7 +27,8 @@ class _ReleasedTask(NamedTuple):
 class TaskCleanup:
     """What is on disk and not held, and since when. The delay counts from the release, whatever starts follow.
 
-    Moments are of the wall clock, which goes on while the machine is off; one in the future counts as now.
+    Moments are of the wall clock, which goes on while the machine is off, whatever sets it meanwhile. One in the
+    future counts as now.
     """
 
     def __init__(self, directory: StateDirectory, topology: Topology, on_disk: OffsetCache, delay_ms: int) -> None:
@@ -40,7 +41,7 @@ class TaskCleanup:
 
     def load(self, tasks: Collection[TaskId], strays: Iterable[tuple[TaskId, str]]) -> None:
         """Read the moments that an earlier start recorded of these, which are on disk; strays have no other."""
-        recorded, now = self._directory.document(_FILE).get("released"), epoch_ms()
+        recorded, now = self._directory.document(_FILE).get("released"), steady_epoch_ms()
         for row in recorded if isinstance(recorded, list) else ():
             try:
                 ordinal, partition, stray, since, *stores = row
@@ -59,7 +60,7 @@ class TaskCleanup:
 
     def add(self, task: TaskId) -> None:
         """Note that a task was released now, if it was not before."""
-        self._since_epoch_ms.setdefault(_ReleasedTask(task), epoch_ms())
+        self._since_epoch_ms.setdefault(_ReleasedTask(task), steady_epoch_ms())
 
     def discard(self, task: TaskId) -> None:
         """Note that a task is held again."""
@@ -82,7 +83,7 @@ class TaskCleanup:
 
     def delete_due(self, wanted: Collection[TaskId]) -> None:
         """Delete what was released long enough ago, except tasks requested again."""
-        now = epoch_ms()
+        now = steady_epoch_ms()
         for item in self._since_epoch_ms.keys() & {_ReleasedTask(task) for task in wanted}:
             # Not opened yet.
             self._since_epoch_ms[item] = now

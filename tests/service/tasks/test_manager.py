@@ -242,7 +242,7 @@ def test_what_could_not_be_deleted_is_deleted_later(tmp_path, changelog, monkeyp
 
 def test_cleanup_delay_counts_from_the_last_assignment(tmp_path, monkeypatch):
     now_ms = [0.0]
-    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.epoch_ms", lambda: now_ms[0])
+    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.steady_epoch_ms", lambda: now_ms[0])
     directory = StateDirectory(tmp_path / "state", "app")
     left = directory.store_path(TASKS[0], "a")
     left.mkdir(parents=True)
@@ -257,7 +257,7 @@ def test_cleanup_delay_counts_from_the_last_assignment(tmp_path, monkeypatch):
 
 def test_cleanup_delay_counts_across_restarts(tmp_path, changelog, monkeypatch):
     now_ms = [1_000_000.0]
-    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.epoch_ms", lambda: now_ms[0])
+    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.steady_epoch_ms", lambda: now_ms[0])
     fill(tmp_path, changelog)
     state = tmp_path / "state" / "app" / str(TASKS[0])
     for _ in range(3):
@@ -273,7 +273,7 @@ def test_cleanup_delay_counts_across_restarts(tmp_path, changelog, monkeypatch):
 
 def test_state_held_until_the_end_is_not_deleted_at_the_start(tmp_path, changelog, monkeypatch):
     now_ms = [1_000_000.0]
-    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.epoch_ms", lambda: now_ms[0])
+    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.steady_epoch_ms", lambda: now_ms[0])
     fill(tmp_path, changelog)
     now_ms[0] += 10_000_000
     with started(tmp_path, changelog, StoreFactory) as manager:
@@ -288,7 +288,7 @@ def test_state_held_until_the_end_is_not_deleted_at_the_start(tmp_path, changelo
 
 def test_a_release_does_not_count_for_stores_that_were_moved_there(tmp_path, monkeypatch):
     """With another order of sub-topologies, another store lies in the task's directory."""
-    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.epoch_ms", lambda: 1_000_000.0)
+    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.steady_epoch_ms", lambda: 1_000_000.0)
     directory = StateDirectory(tmp_path / "state", "app")
     state = directory.store_path(TASKS[0], "a")
     state.mkdir(parents=True)
@@ -306,7 +306,7 @@ def test_a_release_does_not_count_for_stores_that_were_moved_there(tmp_path, mon
 def test_store_outside_the_topology_is_deleted_when_due(tmp_path, changelog, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     now_ms = [1_000_000.0]
-    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.epoch_ms", lambda: now_ms[0])
+    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.steady_epoch_ms", lambda: now_ms[0])
     fill(tmp_path, changelog)
     stray = tmp_path / "state" / "app" / str(TASKS[0]) / "rocksdb" / "gone"
     stray.mkdir(parents=True)
