@@ -18,6 +18,7 @@ _NAMES = {
     "anext": "next",
     "async_connections": "connections",
     "async_driver": "driver",
+    "async_together": "together",
     "asyncio": "time",
 }
 """What is named otherwise in the blocking client, beside ``Async…``. Both ``asyncio`` and ``time`` sleep."""

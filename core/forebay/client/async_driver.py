@@ -11,7 +11,8 @@ import httpx
 
 from forebay.client import fork_safety
 from forebay.client.async_connections import AsyncConnections
-from forebay.client.exchange import Close, Discard, Pause, Plan, Receive, Reply, Step
+from forebay.client.async_together import run_together
+from forebay.client.exchange import Close, Discard, Pause, Plan, Receive, Reply, Step, Together
 from forebay.client.transports import shut_down
 
 T = TypeVar("T")
@@ -65,6 +66,9 @@ class AsyncDriver:
                 return None
             case Discard(response):
                 shut_down(response)
+                return None
+            case Together(plans):
+                await run_together(self.run, plans)
                 return None
         return await self.connections.send(step)
 

@@ -11,6 +11,7 @@ import httpx
 
 from forebay.client.async_connections import AsyncConnections, AsyncTurn
 from forebay.client.async_driver import AsyncDriver
+from forebay.client.async_together import AT_ONCE
 from forebay.client.description_plans import Descriptions
 from forebay.client.exchange import server_urls
 from forebay.client.key_changes import C, Following
@@ -271,7 +272,7 @@ class AsyncClient(AsyncReader):
     ) -> None:
         servers = server_urls(urls)
         proxies = {} if transport is not None or partition_aware else proxies_of(servers)
-        exchange = exchange_of(urls, timeout_ms, proxies, partition_aware=partition_aware)
+        exchange = exchange_of(urls, timeout_ms, proxies, AT_ONCE if partition_aware else None)
         reads = ClientReads(exchange)
         self._descriptions = Descriptions(exchange)
         connections = AsyncConnections(token, verify, transport, proxies, socket_paths(servers))

@@ -22,6 +22,7 @@ from forebay.client.proxies import proxies_of
 from forebay.client.read_plans import ChangesRequest, ClientReads, ListRequest
 from forebay.client.results import Answer, Change, Entry, ReplicaLag, SessionWindow, Version, Window
 from forebay.client.store_changes import StoreChange, StoreChangesRequest
+from forebay.client.together import AT_ONCE
 from forebay.client.unix_sockets import socket_paths
 from forebay.errors import Problem
 from forebay.rest.parameters import DEFAULT_LIMIT
@@ -272,7 +273,7 @@ class Client(Reader):
     ) -> None:
         servers = server_urls(urls)
         proxies = {} if transport is not None or partition_aware else proxies_of(servers)
-        exchange = exchange_of(urls, timeout_ms, proxies, partition_aware=partition_aware)
+        exchange = exchange_of(urls, timeout_ms, proxies, AT_ONCE if partition_aware else None)
         reads = ClientReads(exchange)
         self._descriptions = Descriptions(exchange)
         connections = Connections(token, verify, transport, proxies, socket_paths(servers))

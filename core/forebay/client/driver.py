@@ -12,7 +12,8 @@ import httpx
 
 from forebay.client import fork_safety
 from forebay.client.connections import Connections
-from forebay.client.exchange import Close, Discard, Pause, Plan, Receive, Reply, Step
+from forebay.client.exchange import Close, Discard, Pause, Plan, Receive, Reply, Step, Together
+from forebay.client.together import run_together
 from forebay.client.transports import shut_down
 
 T = TypeVar("T")
@@ -66,6 +67,9 @@ class Driver:
                 return None
             case Discard(response):
                 shut_down(response)
+                return None
+            case Together(plans):
+                run_together(self.run, plans)
                 return None
         return self.connections.send(step)
 

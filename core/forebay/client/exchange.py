@@ -116,9 +116,26 @@ class Pause:
     seconds: float
 
 
-Step: TypeAlias = Send | Receive | Close | Discard | Pause
+@dataclass(frozen=True)
+class Together:
+    """A step: carry out several plans at once, of which the first to fail ends the others."""
+
+    plans: Sequence[Plan[None]]
+
+
+Step: TypeAlias = Send | Receive | Close | Discard | Pause | Together
 Reply: TypeAlias = httpx.Response | Opened | bytes | httpx.RequestError | None
 Plan: TypeAlias = Generator[Step, Reply, T]
+
+
+def together(plans: Sequence[Plan[None]], at_once: int) -> Plan[None]:
+    """Carry out several plans, so many at once."""
+    for first in range(0, len(plans), at_once):
+        some = plans[first : first + at_once]
+        if len(some) > 1:
+            yield Together(some)
+        else:
+            yield from some[0]
 
 
 @dataclass(frozen=True)

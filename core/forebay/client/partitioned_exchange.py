@@ -33,12 +33,17 @@ _REFRESH_MS = 500.0
 class PartitionedExchange:
     """Learns the map of the workers from any of them, and asks the candidates of each request's partition.
 
-    A request without a target is sent to any server.
+    A request without a target is sent to any server. ``at_once`` is how many requests of a read go out at once.
     """
 
     def __init__(
-        self, urls: str | Sequence[str], timeout_ms: int, clock: Callable[[], float] = time.monotonic
+        self,
+        urls: str | Sequence[str],
+        timeout_ms: int,
+        clock: Callable[[], float] = time.monotonic,
+        at_once: int = 1,
     ) -> None:
+        self.at_once = at_once
         self._timeout_ms = timeout_ms
         self._clock = clock
         self.workers = KnownWorkers(server_urls(urls), clock)
@@ -172,9 +177,9 @@ class PartitionedExchange:
 
 
 def exchange_of(
-    urls: str | Sequence[str], timeout_ms: int, proxies: Mapping[str, Proxy], *, partition_aware: bool
+    urls: str | Sequence[str], timeout_ms: int, proxies: Mapping[str, Proxy], at_once: int | None
 ) -> Exchange | PartitionedExchange:
-    """The exchange of a client."""
-    return (
-        PartitionedExchange(urls, timeout_ms) if partition_aware else Exchange(urls, timeout_ms, proxies=proxies)
-    )
+    """The exchange of a client, which is partition-aware with ``at_once``."""
+    if at_once is None:
+        return Exchange(urls, timeout_ms, proxies=proxies)
+    return PartitionedExchange(urls, timeout_ms, at_once=at_once)

@@ -17,6 +17,7 @@ from forebay.client.exchange import (
     Server,
     no_refusal,
     not_of_a_read,
+    together,
 )
 from forebay.client.key_batches import (
     BatchKey,
@@ -169,12 +170,14 @@ class ClientReads:
         def read(batch: Sequence[BatchKey], refusal_in: RefusalIn) -> Plan[None]:
             yield from self._read_batch(store, batch, results, as_of, options, deadline_ms, refusal_in)
 
-        for group in (yield from self._groups(to_read, options, deadline_ms)):
-            for batch in batches(group):
-                yield from read(batch, no_refusal if self._workers is None else refusal_of_all)
-        for refused in refused_by_partition(to_read, [results[key.place] for key in to_read]):
-            for batch in batches(refused):
-                yield from read(batch, refusal_of_any)
+        at_once = 1 if self._workers is None else self._workers.at_once
+        refusal_in = no_refusal if self._workers is None else refusal_of_all
+        groups = yield from self._groups(to_read, options, deadline_ms)
+        yield from together([read(batch, refusal_in) for group in groups for batch in batches(group)], at_once)
+        refused = refused_by_partition(to_read, [results[key.place] for key in to_read])
+        yield from together(
+            [read(batch, refusal_of_any) for group in refused for batch in batches(group)], at_once
+        )
         if not keys:
             yield from read([], no_refusal)
         return results

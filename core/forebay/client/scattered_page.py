@@ -1,6 +1,6 @@
 """One page of a list over all keys, of a partition-aware client: a part from the workers of each partition.
 
-They are asked one after the other, as for a single key, and merged as a router does it.
+They are merged as a router does it. An asynchronous client asks for several parts at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from forebay.client.exchange import Plan, Request, not_of_a_read
+from forebay.client.exchange import Plan, Request, not_of_a_read, together
 from forebay.client.options import query_string
 from forebay.client.partitioned_exchange import PartitionedExchange
 from forebay.client.problems import problem_of
@@ -95,6 +95,8 @@ class _ScatteredPage:
         """The page's document; raises ``Problem``."""
         listed, left_ms = self.listed, self.deadline_ms - self.exchange.now_ms
         first_until_ms = self.deadline_ms - time_reserved_for_retry_ms(self.tolerance, left_ms)
+        # Those asked at once would not wait for one that learns the map.
+        yield from self.exchange.refresh(first_until_ms)
         yield from self._fetch(list(listed.parts.values()), first_until_ms)
         yield from self._renew_early()
         if not listed.parts:
@@ -109,14 +111,19 @@ class _ScatteredPage:
 
     def _fetch(self, parts: Sequence[PartitionPages], until_ms: float) -> Plan[None]:
         """Get the page of some partitions; a refused one is left out if that is allowed."""
-        for done, part in enumerate(parts):
-            left_ms = until_ms - self.exchange.now_ms
-            # A partition that nobody serves must leave the others some time, unless they are of no use without it.
-            share_ms = left_ms / (len(parts) - done) if self.allow_partial else left_ms
-            try:
-                yield from self._read(part, self.exchange.now_ms + share_ms)
-            except Problem as problem:
-                self._leave_out(part, problem)
+        at_once = self.exchange.at_once
+        turns = math.ceil(len(parts) / at_once)
+        plans = [self._fetch_one(part, until_ms, turns - at // at_once) for at, part in enumerate(parts)]
+        yield from together(plans, at_once)
+
+    def _fetch_one(self, part: PartitionPages, until_ms: float, turns_left: int) -> Plan[None]:
+        left_ms = until_ms - self.exchange.now_ms
+        # A partition that nobody serves must leave the others some time, unless they are of no use without it.
+        share_ms = left_ms / turns_left if self.allow_partial else left_ms
+        try:
+            yield from self._read(part, self.exchange.now_ms + share_ms)
+        except Problem as problem:
+            self._leave_out(part, problem)
 
     def _read(self, part: PartitionPages, until_ms: float) -> Plan[None]:
         cursor, partitions = part.cursor(self._scan), len(self.listed.parts)
