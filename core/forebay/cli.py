@@ -18,6 +18,7 @@ import click
 from forebay import __version__
 from forebay.errors import ExtraMissing, ForebayError
 from forebay.extras import extra_missing
+from forebay.file_access import naming_denials
 from forebay.settings import Setting, Tier, load_settings, load_some, settings_for
 
 COMMANDS_ENTRY_POINTS = "forebay.commands"
@@ -93,7 +94,8 @@ def main() -> None:
         # Closed by the caller, who wants no output.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
-        commands()
+        with naming_denials():
+            commands()
     except ForebayError as error:
         click.echo(f"forebay: {error}", err=True)
         sys.exit(error.exit_status)

@@ -9,6 +9,7 @@ from forebay.changelog.urls import changelog_directory
 from forebay.console.findings import Finding
 from forebay.doctor.check import Check, of_error
 from forebay.errors import ChangelogUnreachable, ForebayError, TopicMissing
+from forebay.file_access import naming_denials
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay.topology import Topology
@@ -19,7 +20,8 @@ _APPLY = "Run: forebay topology apply"
 def check_changelog(url: str, topology: Topology | None) -> Check:
     """Whether the changelog at a URL has what a topology needs."""
     try:
-        opened = open_changelog(url, create=False)
+        with naming_denials():
+            opened = open_changelog(url, create=False)
     except ForebayError as error:
         return Check("changelog", "cannot be used", (of_error("changelog-unusable", error, _APPLY),))
     if topology is None:

@@ -25,6 +25,7 @@ from forebay.doctor.machine import (
 )
 from forebay.doctor.processes import check_processes
 from forebay.errors import TopologyError
+from forebay.file_access import denial
 from forebay.output import Output, json_output
 from forebay.topology import Topology
 from forebay.topology_file import load_topology
@@ -64,7 +65,7 @@ def doctor(
         checks.append(check)
     checks.append(check_open_files(loaded))
     checks += _of_paths(changelog, state_dir, auth_tokens_file, token_file)
-    if changelog is not None:
+    if changelog is not None and not _denied(changelog):
         checks.append(check_changelog(changelog, loaded))
     if urls:
         token = token_of(token_file if token_file is None or token_file.exists() else None)
@@ -86,6 +87,12 @@ def _load(path: Path) -> tuple[Topology | None, Check]:
     except TopologyError as error:
         return None, Check("topology", str(path), (of_error("topology-unusable", error, "Correct the file."),))
     return loaded, Check("topology", f"{path}, {loaded.application_id!r}, fingerprint {loaded.fingerprint}")
+
+
+def _denied(changelog: str) -> bool:
+    """Whether this user may not use its directory, which the check of that says."""
+    directory = log_directory(changelog)
+    return directory is not None and denial(directory) is not None
 
 
 def _of_paths(

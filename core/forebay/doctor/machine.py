@@ -18,6 +18,7 @@ from forebay.bearer_tokens import TokensFile
 from forebay.console.findings import Finding, Severity
 from forebay.doctor.check import Check, of_error
 from forebay.errors import SettingError
+from forebay.file_access import denial
 from forebay.topology import Topology
 
 _OPTIONAL = ("pyspark", "pyarrow", "confluent-kafka", "aiokafka")
@@ -94,11 +95,11 @@ def open_files_verdict(most: int, topology: Topology | None) -> Check:
 
 def check_disk(name: str, directory: Path) -> Check:
     """Whether a directory may be written, and its disk has room."""
+    denied = denial(directory)
+    if denied is not None:
+        message = f"{directory} cannot be used: {denied}."
+        return Check(name, str(directory), (Finding.of_message("directory-not-writable", "error", message, ""),))
     there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
-        detail = f"{there} cannot be written by this user."
-        remedy = "Run as the user that owns it, or make it writable."
-        return Check(name, str(there), (Finding("directory-not-writable", "error", detail, remedy),))
     usage = shutil.disk_usage(there)
     return disk_verdict(name, there, usage.free, usage.total)
 

@@ -34,6 +34,7 @@ from forebay.errors import (
     RecordDamaged,
     TopicMissing,
 )
+from forebay.file_access import cause, denial
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 
@@ -78,7 +79,8 @@ class SqliteChangelog:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             kind = ChangelogUnusable if error.errno in _OF_THE_DISK else ChangelogError
-            raise kind(f"The changelog directory {self.directory} cannot be created: {error.strerror}.") from None
+            reason = cause(error, self.directory)
+            raise kind(f"The changelog directory {self.directory} cannot be created: {reason}.") from None
         file_system = _file_system(self.directory.resolve(), mounts)
         if _is_shared(file_system):
             raise ChangelogElsewhere(
@@ -88,7 +90,7 @@ class SqliteChangelog:
         try:
             self.directory_id = self._directory_id()
         except OSError as error:
-            raise ChangelogUnusable(_unusable(self.directory, error)) from None
+            raise _unusable(self.directory, error) from None
         with self._topics() as connection:
             log_file.enable_wal(connection)
             for statement in _SCHEMA.split(";"):
@@ -306,7 +308,7 @@ class SqliteChangelog:
             with _closing(str(self.directory / _TOPICS_FILE), create=True) as connection:
                 yield connection
         except sqlite3.Error as error:
-            raise ChangelogUnusable(_unusable(self.directory, error)) from None
+            raise _unusable(self.directory, error) from None
 
     def _topic(self, topic: str) -> tuple[int, str]:
         with self._topics() as connection:
@@ -369,11 +371,19 @@ def naming(path: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise ChangelogUnusable(_unusable(path, error)) from None
+        raise _unusable(path, error) from None
 
 
-def _unusable(path: str | Path, error: Exception) -> str:
-    return f"The changelog {path} cannot be used: {error}. Is its disk full or read-only, or the file gone?"
+def _unusable(path: str | Path, error: Exception) -> ChangelogUnusable:
+    denied = denial(path) or denial(Path(path, _TOPICS_FILE))
+    if denied is None:
+        return ChangelogUnusable(
+            f"The changelog {path} cannot be used: {error}. Is its disk full or read-only, or the file gone?"
+        )
+    unusable = ChangelogUnusable(f"The changelog {path} cannot be used: {denied}.")
+    # Trying again helps no more than with other wrong settings.
+    unusable.exit_status = 2
+    return unusable
 
 
 def _is_shared(file_system: str) -> bool:
