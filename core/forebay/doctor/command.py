@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from forebay.doctor.machine import (
     check_disk,
     check_java,
     check_open_files,
-    check_secrets,
+    check_sent_token,
     check_versions,
 )
 from forebay.doctor.processes import check_processes
@@ -85,7 +86,8 @@ def _load(path: Path) -> tuple[Topology | None, Check]:
     try:
         loaded = load_topology(path)
     except TopologyError as error:
-        return None, Check("topology", str(path), (of_error("topology-unusable", error, "Correct the file."),))
+        remedy = "Correct the file." if os.path.exists(path) else "Name one that exists with --topology."
+        return None, Check("topology", str(path), (of_error("topology-unusable", error, remedy),))
     return loaded, Check("topology", f"{path}, {loaded.application_id!r}, fingerprint {loaded.fingerprint}")
 
 
@@ -105,7 +107,7 @@ def _of_paths(
     if auth_tokens_file is not None:
         yield check_accepted_tokens(auth_tokens_file)
     if token_file is not None:
-        yield check_secrets([token_file])
+        yield check_sent_token(token_file)
 
 
 def _lines(check: Check) -> Iterator[Text]:
