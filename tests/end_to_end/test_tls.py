@@ -203,7 +203,9 @@ def test_a_certificate_is_replaced_under_a_running_process(authority, trusting, 
         assert shown() == pem(first)
         # A key of another certificate, as it is for a moment while both are replaced.
         key.write_bytes(second.private_key_pem.bytes())
-        wait_until(lambda: shown() == pem(first) and "does not belong to the key" in cluster.logs(), "the mismatch")
+        wait_until(
+            lambda: shown() == pem(first) and "does not belong to the key" in cluster.logs(), "the mismatch"
+        )
         put(directory, second)
         wait_until(lambda: shown() == pem(second), "the new certificate")
         put(directory, first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +14,17 @@ import click
 import httpx
 
 from forebay.bearer_tokens import token_headers
+from forebay.client.connection_faults import fault_of, tls_fault
 from forebay.client.problems import problem_of_response
 from forebay.client.proxies import Proxy, proxy_of
 from forebay.client.transports import pool
 from forebay.client.unix_sockets import http_url, socket_path
 from forebay.errors import Forbidden, ForebayError, NotReady, Unauthenticated
+from forebay.file_access import cause
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
 _TOKEN = "FOREBAY_TOKEN"
+_AUTHORITIES = "SSL_CERT_FILE"
 _TIMEOUT = httpx.Timeout(35, connect=5)
 """In seconds: a server answers within 30, and is connected to long before."""
 
@@ -67,13 +71,8 @@ class Server:
             url = self._http_url + path
             return _http(self._proxy, socket_path(self.url)).request(method, url, headers=headers, content=body)
         except (httpx.TransportError, httpx.InvalidURL, UnicodeError) as error:
-            remedy = "Name a router or worker with --url."
-            if isinstance(error, httpx.UnsupportedProtocol):
-                remedy = "Begin the --url with http://, https:// or unix:/."
-            elif isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http:"):
-                remedy = "If it speaks HTTPS, give an https:// URL with --url."
-            nothing = ForebayError(f"Nothing answers at {self._place}: {error}. {remedy}")
-            if isinstance(error, httpx.NetworkError | httpx.TimeoutException):
+            nothing = ForebayError(fault_of(error, self.url, self._place))
+            if isinstance(error, httpx.NetworkError | httpx.TimeoutException) and tls_fault(error) is None:
                 # It may be about to start.
                 nothing.exit_status = 1
             raise nothing from None
@@ -162,4 +161,17 @@ def token_of(token_file: Path | None) -> str | None:
 @functools.cache
 def _http(proxy: Proxy | None, socket_path: Path | None) -> httpx.Client:
     # Creating one takes longer than most answers, and --watch asks repeatedly.
-    return httpx.Client(timeout=_TIMEOUT, transport=pool(httpx.create_ssl_context(), proxy, socket_path))
+    return httpx.Client(timeout=_TIMEOUT, transport=pool(_trusted(), proxy, socket_path))
+
+
+def _trusted() -> ssl.SSLContext:
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        path = os.environ.get(_AUTHORITIES, "")
+        no_certificate = isinstance(error, ssl.SSLError)
+        reason = "it contains no certificate in PEM form" if no_certificate else cause(error, path)
+        raise ForebayError(
+            f"The file {path!r} of the variable {_AUTHORITIES} cannot be used: {reason}. Name one with the "
+            "certificates of the authorities to trust, or unset the variable."
+        ) from None
