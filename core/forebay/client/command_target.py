@@ -98,12 +98,21 @@ class Server:
             not_ready.exit_status = 1
             raise not_ready
         if answer.status_code != 200:
-            refused = answer.status_code in (Unauthenticated.status, Forbidden.status)
-            remedy = (
-                f"Give a token with --token-file or {_TOKEN}" if refused else "Name a router or worker with --url"
+            raise ForebayError(
+                f"{self._place} answers {answer.status_code} to {path}{self._why(answer.status_code)}"
             )
-            raise ForebayError(f"{self._place} answers {answer.status_code} to {path}. {remedy}.")
         return self.document(answer)
+
+    def _why(self, status: int) -> str:
+        """What follows from the status of an answer that is an error, and the remedy."""
+        if status not in (Unauthenticated.status, Forbidden.status):
+            return ". Name a router or worker with --url."
+        if self.token is None:
+            return f". Give a token with --token-file or {_TOKEN}."
+        cause = "it does not know the token that was sent"
+        if status == Forbidden.status:
+            cause = "the token that was sent does not allow it"
+        return f": {cause}. Give another with --token-file or {_TOKEN}."
 
     def lags(self) -> list[dict[str, Any]]:
         """The rows of ``/v1/lags``; raises ``ForebayError``."""
