@@ -71,8 +71,19 @@ def test_an_unreadable_topology(cluster, tmp_path, text, expected):
     assert expected in message
 
 
-def test_a_missing_topology_file(cluster):
-    assert "cannot be read" in refused(forebay(*worker_arguments(cluster, topology="/nowhere/t.toml")))
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["topology", "show", "--topology"],
+        ["router", "--config"],
+        ["router", "--seeds", "127.0.0.1:1", "--listen", "127.0.0.1:9", "--auth-tokens-file"],
+        ["query", "s", "k", "--token-file"],
+    ],
+)
+def test_a_missing_file_is_named_once(command):
+    message = refused(forebay(*command, "/nowhere/file"))
+    assert message.count("/nowhere/file") == 1
+    assert message.endswith(": No such file or directory.\n")
 
 
 def test_a_port_in_use(cluster):

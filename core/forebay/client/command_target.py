@@ -162,7 +162,10 @@ def token_of(token_file: Path | None) -> str | None:
         else:
             token = token_file.read_text(encoding="utf-8-sig").strip()
         token_headers(token)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        reason = cause(error, token_file or "")
+        raise ForebayError(f"The token file {token_file} cannot be read: {reason}.") from None
+    except ValueError as error:
         raise ForebayError(f"{token_file or _TOKEN} does not contain a token: {error}.") from None
     return token
 

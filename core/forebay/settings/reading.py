@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import SettingError
+from forebay.file_access import cause
 from forebay.listen_addresses import ListenAddress, exposed_addresses, parse_listen_address
 from forebay.settings.table import ENVIRONMENT_PREFIX, SETTINGS, Setting, Tier, settings_for
 from forebay.streams_metadata import HostInfo
@@ -129,7 +130,7 @@ def _read_config(config: Path, table: tuple[Setting, ...]) -> dict[str, Any]:
     try:
         document = tomllib.loads(config.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingError(f"The config file {config} cannot be read: {error}.") from None
+        raise SettingError(f"The config file {config} cannot be read: {cause(error, config)}.") from None
     unknown = sorted(set(document) - {setting.name for setting in table})
     if unknown:
         raise SettingError(f"{config}: there is no setting {unknown[0]!r}; see docs/settings.md.")
