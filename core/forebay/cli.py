@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import logging
 import os
 import signal
 import sys
@@ -90,6 +91,8 @@ def main() -> None:
         # The kernel drops signals to the first process of a container that it does not handle: a stop in its first
         # moments would be lost.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # A command's own line has the reason. Processes that run for long send these lines to their logs.
+    logging.getLogger("forebay.kafka").addHandler(logging.NullHandler())
     if sys.stdout is None:
         # Closed by the caller, who wants no output.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115

@@ -160,6 +160,13 @@ def test_a_group_of_another_application(cluster, tmp_path):
     )
 
 
+def test_brokers_that_do_not_answer_are_one_line_with_a_remedy(cluster):
+    log = ["--topology", cluster.topology_path, "--changelog", f"kafka://127.0.0.1:{free_port()}"]
+    [line] = refused(forebay("changelog", "ls", *log), status=1).splitlines()
+    assert line.startswith("forebay: No broker of kafka://127.0.0.1:")
+    assert line.endswith(". Start the brokers, or correct the URL and its properties.")
+
+
 def test_a_router_without_seeds():
     assert "--seeds is missing" in refused(forebay("router"))
 
