@@ -154,12 +154,13 @@ def _with_flags(command: Callable[..., None], table: tuple[Setting, ...]) -> Cal
     )(command)
     for setting in reversed(table):
         shown = f" [default: {setting.default_text}]" if setting.default_text else ""
+        # With a flag_value, even None, the value may be left out, and -1 would be an option of its own.
+        alone: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if setting.kind == "boolean" else {}
         command = click.option(
             setting.flag,
             setting.name,
             metavar="|".join(setting.choices) or setting.kind.upper(),
-            is_flag=False,
-            flag_value="true" if setting.kind == "boolean" else None,
+            **alone,
             help=f"{setting.help} [env: {setting.environment}]{shown}{' [required]' * setting.required}",
         )(command)
     return command

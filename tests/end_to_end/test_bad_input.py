@@ -34,6 +34,18 @@ def test_a_missing_setting_is_named_with_its_flag_and_variable():
     assert "FOREBAY_TOPOLOGY" in message
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["-1"], "--num-standby-replicas: '-1' is not a whole number of at least 0."),
+        ([], "Option '--num-standby-replicas' requires an argument."),
+    ],
+)
+def test_a_negative_or_absent_number_is_refused_with_its_flag(given, message):
+    required = ("--topology", "t", "--changelog", "c", "--state-dir", "s")
+    assert message in refused(forebay("worker", *required, "--num-standby-replicas", *given))
+
+
 def test_worker_config_serves_changelog_and_state_commands(cluster, tmp_path):
     cluster.put("counts", {b"k": b"1"})
     state_dir = tmp_path / "state"
