@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from forebay.changelog.topology_command import topology
 from forebay.output import Output, json_output
 from forebay.topology import Topology
 from forebay.topology_file import load_topology
-from forebay_worker.state.topology_diff import topology_diff
+from forebay_worker.state.topology_diff import Outcome, topology_diff
 
 _FILE = click.Path(path_type=Path)
 
@@ -22,7 +23,10 @@ _FILE = click.Path(path_type=Path)
 @click.argument("new", type=_FILE)
 @json_output
 def diff(old: Path, new: Path, output: Output) -> None:
-    """Show what becomes of each store's state when workers with the topology OLD start with NEW."""
+    """Show what becomes of each store's state when workers with the topology OLD start with NEW.
+
+    Exit status 1 if a store is refused or misread.
+    """
     before, after = load_topology(old), load_topology(new)
     stores = [outcome.document() for outcome in topology_diff(before, after)]
     document = {"old": _named(before), "new": _named(after), "stores": stores}
@@ -34,6 +38,8 @@ def diff(old: Path, new: Path, output: Output) -> None:
         "run, the leader assigns tasks to those with its own."
     )
     output.show(document, _table(stores), summary)
+    if any(store["outcome"] in (Outcome.REFUSED, Outcome.MISREAD) for store in stores):
+        sys.exit(1)
 
 
 def _named(one: Topology) -> dict[str, str]:

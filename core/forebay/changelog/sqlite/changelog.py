@@ -25,6 +25,7 @@ from forebay.changelog.base import (
 from forebay.changelog.sqlite import batches, log_file, writers
 from forebay.changelog.sqlite.compaction import compact
 from forebay.changelog.sqlite.consumer import SqliteConsumer
+from forebay.console.health import duration
 from forebay.errors import (
     BatchConflict,
     ChangelogElsewhere,
@@ -35,6 +36,7 @@ from forebay.errors import (
     TopicMissing,
 )
 from forebay.file_access import cause, denial
+from forebay.output import quantity
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 
@@ -292,9 +294,14 @@ class SqliteChangelog:
             connection.execute("INSERT OR REPLACE INTO compaction VALUES (?, ?)", (spec.topic, _now_ms()))
         return removed
 
-    def compaction_text(self, spec: StoreSpec, records: int) -> str:
-        """What a compaction has done, for its operator."""
-        return f"{records} records removed from {spec.topic}"
+    def compaction_text(self, spec: StoreSpec, records: int, limits: CompactionLimits) -> str:
+        """What a compaction has done, and what stays, for its operator."""
+        removed = f"{quantity(records, 'record')} removed from {spec.topic}."
+        if not limits.min_compaction_lag_ms:
+            return removed
+        return (
+            f"{removed} Those of the last {duration(limits.min_compaction_lag_ms)} stay: --min-compaction-lag-ms."
+        )
 
     def compacted_ms(self, topic: str) -> int | None:
         """When any process last completed a topic's compaction, in epoch milliseconds; None if never."""
