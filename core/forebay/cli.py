@@ -23,6 +23,8 @@ from forebay.file_access import naming_denials
 from forebay.settings import Setting, Tier, load_settings, load_some, settings_for
 
 COMMANDS_ENTRY_POINTS = "forebay.commands"
+FILE = click.Path(path_type=Path, readable=False)
+"""A file that is read: of one that this user may not read, click would not name the owner."""
 
 
 class Commands(click.Group):
@@ -149,9 +151,7 @@ def worker_settings(*names: str, optional: bool = False) -> Callable[[Callable[.
 
 
 def _with_flags(command: Callable[..., None], table: tuple[Setting, ...]) -> Callable[..., None]:
-    command = click.option(
-        "--config", type=click.Path(path_type=Path), help="TOML file of settings.", metavar="FILE"
-    )(command)
+    command = click.option("--config", type=FILE, help="TOML file of settings.", metavar="FILE")(command)
     for setting in reversed(table):
         shown = f" [default: {setting.default_text}]" if setting.default_text else ""
         # With a flag_value, even None, the value may be left out, and -1 would be an option of its own.

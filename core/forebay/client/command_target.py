@@ -14,6 +14,7 @@ import click
 import httpx
 
 from forebay.bearer_tokens import token_headers
+from forebay.cli import FILE
 from forebay.client.connection_faults import fault_of, tls_fault
 from forebay.client.problems import problem_of_response
 from forebay.client.proxies import Proxy, proxy_of
@@ -143,7 +144,7 @@ def server_options(function: Callable[..., None]) -> Callable[..., None]:
     )
     @click.option(
         "--token-file",
-        type=click.Path(path_type=Path),
+        type=FILE,
         metavar="FILE",
         help=f"File with the token to send; without it, {_TOKEN} may contain the token.",
     )

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from forebay.cli import worker_settings
+from forebay.cli import FILE, worker_settings
 from forebay.client.command_target import Server, token_of
 from forebay.console.findings import gravest_first
 from forebay.doctor.changelog import check_changelog, log_directory
@@ -44,7 +44,7 @@ _STYLES = {"error": "red", "warning": "yellow"}
     show_envvar=True,
     help="A router or worker to check; repeat it for several. A router's workers are checked too.",
 )
-@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="File with the token to send.")
+@click.option("--token-file", type=FILE, metavar="FILE", help="File with the token to send.")
 @json_output
 def doctor(
     topology: Path | None,
@@ -69,7 +69,7 @@ def doctor(
     if changelog is not None and not _denied(changelog):
         checks.append(check_changelog(changelog, loaded))
     if urls:
-        token = token_of(token_file if token_file is None or token_file.exists() else None)
+        token = token_of(token_file if token_file is None or os.access(token_file, os.R_OK) else None)
         checks += check_processes([Server(url, token) for url in urls], loaded)
     findings = gravest_first(finding for check in checks for finding in check.findings)
     document: dict[str, Any] = {

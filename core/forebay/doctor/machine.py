@@ -116,8 +116,9 @@ def disk_verdict(name: str, directory: Path, free_bytes: int, total_bytes: int) 
 
 
 def check_sent_token(path: Path) -> Check:
-    """Whether a file of the token that is sent is there, and only its user may read it."""
+    """Whether a file of the token that is sent can be read, and by its user only."""
     try:
+        path.open("rb").close()
         return Check("token files", str(path), tuple(_open_to_others(path)))
     except OSError as error:
         message = f"The token file {path} cannot be read: {cause(error, path)}."

@@ -10,17 +10,16 @@ import click
 from rich.table import Table
 
 from forebay.changelog.topology_command import topology
+from forebay.cli import FILE
 from forebay.output import Output, json_output
 from forebay.topology import Topology
 from forebay.topology_file import load_topology
 from forebay_worker.state.topology_diff import Outcome, topology_diff
 
-_FILE = click.Path(path_type=Path)
-
 
 @topology.command("diff")
-@click.argument("old", type=_FILE)
-@click.argument("new", type=_FILE)
+@click.argument("old", type=FILE)
+@click.argument("new", type=FILE)
 @json_output
 def diff(old: Path, new: Path, output: Output) -> None:
     """Show what becomes of each store's state when workers with the topology OLD start with NEW.

@@ -283,7 +283,7 @@ class SqliteChangelog:
             try:
                 removed += compact(path, spec, limits, _now_ms())
             except _NOT_COMPACTED as error:
-                failures.append(f"{path}: {error}")
+                failures.append(f"{path}: {denial(path) or error}")
             on_partition()
         if failures:
             raise ChangelogError(
