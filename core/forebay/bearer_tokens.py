@@ -104,7 +104,7 @@ def _read_digests(text: str) -> frozenset[bytes]:
         if len(token) < LEAST_TOKEN_CHARACTERS:
             raise ValueError(
                 f"line {number} has a token of fewer than {LEAST_TOKEN_CHARACTERS} characters, which can be "
-                "guessed: make one with openssl rand -hex 32"
+                "guessed. Make one with 'openssl rand -hex 32'"
             )
         if digest == _OF_NOTHING:
             raise ValueError(f"line {number} has the digest of nothing: the token was not set when it was made")

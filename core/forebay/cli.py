@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import logging
 import os
 import signal
 import sys
@@ -18,9 +19,12 @@ import click
 from forebay import __version__
 from forebay.errors import ExtraMissing, ForebayError
 from forebay.extras import extra_missing
+from forebay.file_access import naming_denials
 from forebay.settings import Setting, Tier, load_settings, load_some, settings_for
 
 COMMANDS_ENTRY_POINTS = "forebay.commands"
+FILE = click.Path(path_type=Path, readable=False)
+"""A file that is read: of one that this user may not read, click would not name the owner."""
 
 
 class Commands(click.Group):
@@ -89,11 +93,14 @@ def main() -> None:
         # The kernel drops signals to the first process of a container that it does not handle: a stop in its first
         # moments would be lost.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # A command's own line has the reason. Processes that run for long send these lines to their logs.
+    logging.getLogger("forebay.kafka").addHandler(logging.NullHandler())
     if sys.stdout is None:
         # Closed by the caller, who wants no output.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
-        commands()
+        with naming_denials():
+            commands()
     except ForebayError as error:
         click.echo(f"forebay: {error}", err=True)
         sys.exit(error.exit_status)
@@ -144,17 +151,16 @@ def worker_settings(*names: str, optional: bool = False) -> Callable[[Callable[.
 
 
 def _with_flags(command: Callable[..., None], table: tuple[Setting, ...]) -> Callable[..., None]:
-    command = click.option(
-        "--config", type=click.Path(path_type=Path), help="TOML file of settings.", metavar="FILE"
-    )(command)
+    command = click.option("--config", type=FILE, help="TOML file of settings.", metavar="FILE")(command)
     for setting in reversed(table):
         shown = f" [default: {setting.default_text}]" if setting.default_text else ""
+        # With a flag_value, even None, the value may be left out, and -1 would be an option of its own.
+        alone: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if setting.kind == "boolean" else {}
         command = click.option(
             setting.flag,
             setting.name,
             metavar="|".join(setting.choices) or setting.kind.upper(),
-            is_flag=False,
-            flag_value="true" if setting.kind == "boolean" else None,
+            **alone,
             help=f"{setting.help} [env: {setting.environment}]{shown}{' [required]' * setting.required}",
         )(command)
     return command

@@ -4,6 +4,7 @@ ForebayError
 ├── ConfigurationError          what an operator gave cannot be used
 │   ├── TopologyError
 │   ├── SettingError
+│   ├── AccessDenied            this user may not use a file; the message names its owner
 │   ├── ExtraMissing            a command or a changelog needs packages that are not installed
 │   ├── StateMisplaced          (worker tier) stores are not at their ordinals, and may not be moved
 │   └── Occupied                another process has it; a command exits with 1
@@ -76,6 +77,10 @@ class TopologyError(ConfigurationError):
 
 class SettingError(ConfigurationError):
     """A setting's value has the wrong type or is out of range."""
+
+
+class AccessDenied(ConfigurationError):
+    """This user may not use a file or a directory; run as the user that owns it, which the message names."""
 
 
 class ExtraMissing(ConfigurationError):

@@ -50,6 +50,27 @@ def worst_lag(lags: list[Lag]) -> Lag:
     return Lag(*(worst(list(figures)) for figures in zip(*lags, strict=True))) if lags else UNKNOWN_LAG
 
 
+_UNKNOWN = {
+    "record_lag": "the end of its log is not known now",
+    "time_lag_ms": "it has not caught up with its log yet",
+    "age_ms": "its writers have sent no heartbeats that state it",
+}
+"""Why a figure is unknown."""
+
+
+class Unmet(NamedTuple):
+    """A bound that a figure of a lag is not proven to be within; the figure is None where unknown."""
+
+    parameter: str
+    bound: int
+    name: str
+    figure: int | None
+
+    def __str__(self) -> str:
+        known = f"unknown, since {_UNKNOWN[self.name]}" if self.figure is None else self.figure
+        return f"{self.parameter}={self.bound}: its {self.name} is {known}"
+
+
 class Tolerance(NamedTuple):
     """What lag a read accepts: all bounds given must hold, None is unlimited."""
 
@@ -64,14 +85,14 @@ class Tolerance(NamedTuple):
             for bound, figure in zip(self, lag, strict=True)
         )
 
-    def unmet_by(self, lag: Lag) -> str:
-        """The bounds that a lag is not proven to be within, in words."""
+    def unmet_by(self, lag: Lag) -> list[Unmet]:
+        """The bounds that a lag is not proven to be within."""
         figures = zip(self._asdict().items(), lag._asdict().items(), strict=True)
-        return ", ".join(
-            f"{parameter}={bound} and its {name} is {'unknown' if figure is None else figure}"
+        return [
+            Unmet(parameter, bound, name, figure)
             for (parameter, bound), (name, figure) in figures
             if bound is not None and (figure is None or figure > bound)
-        )
+        ]
 
     def held_to(self, ceiling: Tolerance) -> Tolerance:
         """Bound by bound the stricter of the two."""

@@ -37,6 +37,11 @@ class Output:
         click.echo(printable(text if self.as_json else shown))
 
 
+def quantity(count: int, noun: str) -> str:
+    """A number of things, whose noun takes an s."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """A text with lone surrogates escaped, since no terminal accepts them as they are."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from forebay.clock import boot_ms
 from forebay.errors import SettingError
+from forebay.file_access import cause
 
 log = logging.getLogger(__name__)
 
@@ -82,14 +83,16 @@ class ReloadedFile(Generic[T]):
 
     def _read(self) -> T:
         texts, modes = [], {}
+        path = self._path
         try:
             for path in self._paths:
                 with open(_open_regular(path), encoding="utf-8-sig") as file:
                     modes[path] = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
                     texts.append(file.read())
+            path = self._path
             contents = self._parse(*texts)
         except (OSError, ValueError) as error:
-            raise SettingError(f"The file {self._path} cannot be used: {error}.") from None
+            raise SettingError(f"The file {path} cannot be used: {cause(error, path)}.") from None
         for path in self._secrets:
             if modes[path] & _OF_OTHERS:
                 log.warning(
@@ -108,7 +111,7 @@ def _open_regular(path: Path) -> int:
         return descriptor
     os.close(descriptor)
     what = f"larger than {_MOST_BYTES} bytes" if stat.S_ISREG(found.st_mode) else "not a regular file"
-    raise ValueError(f"{path} is {what}")
+    raise ValueError(f"it is {what}")
 
 
 def _version(path: Path) -> Version:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.errors import TopologyError
-from forebay.toml_tables import choice_field, integer_field, name_field, refuse_unknown
+from forebay.toml_tables import choice_field, given_text, integer_field, name_field, refuse_unknown
 
 KEEP, DELETE = "keep", "delete"
 
@@ -63,20 +63,23 @@ def _column(table: Mapping[str, Any], where: str) -> StateColumn:
     refuse_unknown(table, {"name", "position", "function"}, where)
     name, function = table.get("name"), table.get("function")
     if not isinstance(name, str) or not name:
-        raise TopologyError(f"{where} needs a 'name', the member of the store's values; it has {name!r}.")
+        raise TopologyError(
+            f"{where} needs a 'name', the member of the store's values; {given_text(table, 'name')}."
+        )
     if function is not None and not isinstance(function, str):
         raise TopologyError(f"{where}: function = {function!r} is not the name of an aggregate.")
-    return StateColumn(name, _path(table.get("position"), where), function)
+    return StateColumn(name, _path(table, where), function)
 
 
-def _path(position: Any, where: str) -> tuple[int, ...]:
+def _path(table: Mapping[str, Any], where: str) -> tuple[int, ...]:
     """The position as an integer, or as text with the positions of the structs around it before: ``"0.2"``."""
+    position = table.get("position")
     if isinstance(position, int) and not isinstance(position, bool) and position >= 0:
         return (position,)
     parts = position.split(".") if isinstance(position, str) else ()
     if parts and all(part.isascii() and part.isdigit() for part in parts):
         return tuple(map(int, parts))
     raise TopologyError(
-        f"{where} needs a 'position' as 'forebay spark describe' shows it, such as 2 or \"0.2\"; it has "
-        f"{position!r}."
+        f"{where} needs a 'position' as 'forebay spark describe' shows it, such as 2 or \"0.2\"; "
+        f"{given_text(table, 'position')}."
     )

@@ -14,6 +14,8 @@ from typing import Any
 
 from forebay.reloaded_file import ReloadedFile
 
+_NO_CERTIFICATE = "it contains no certificate in PEM form"
+
 
 def listener_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     """How a listener speaks TLS, None if it does not; a handshake uses what the files contain by then.
@@ -46,8 +48,22 @@ def _own(certificate: str, key: str, key_file: Path) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
     with _in_memory(certificate) as certificate_path, _in_memory(key) as key_path:
-        context.load_cert_chain(certificate_path, key_path, _refuse_encrypted(key_file))
+        try:
+            context.load_cert_chain(certificate_path, key_path, _refuse_encrypted(key_file))
+        except ssl.SSLError as error:
+            raise ValueError(_mismatch(error, certificate, key, key_file)) from None
     return context
+
+
+def _mismatch(error: ssl.SSLError, certificate: str, key: str, key_file: Path) -> str:
+    """What OpenSSL finds wrong with a certificate and its key, in words."""
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return f"its certificate does not belong to the key in {key_file}; give the two that were issued together"
+    if "-----BEGIN CERTIFICATE-----" not in certificate:
+        return _NO_CERTIFICATE
+    if "PRIVATE KEY-----" not in key:
+        return f"its key is to be in {key_file}, which contains no private key in PEM form"
+    return f"its certificate, or the key in {key_file}, is damaged or of an unknown kind ({error.reason})"
 
 
 @contextlib.contextmanager
@@ -71,5 +87,10 @@ def _refuse_encrypted(key: Path) -> Callable[[], str]:
 def _trusting(text: str) -> ssl.SSLContext:
     if not text.strip():
         # The system's authorities would be trusted instead.
-        raise ValueError("it contains no certificate")
-    return ssl.create_default_context(cadata=text)
+        raise ValueError(_NO_CERTIFICATE)
+    try:
+        return ssl.create_default_context(cadata=text)
+    except ssl.SSLError as error:
+        if "-----BEGIN CERTIFICATE-----" not in text:
+            raise ValueError(_NO_CERTIFICATE) from None
+        raise ValueError(f"its certificates are damaged or of an unknown kind ({error.reason})") from None

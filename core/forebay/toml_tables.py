@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forebay.errors import TopologyError
+from forebay.spelling import did_you_mean
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 NAME_RULE = "letters, digits, '.', '_' and '-', not beginning with '.' or '-'"
@@ -21,16 +22,15 @@ def refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> Non
         raise TopologyError(f"{where} is {table!r}, not a table.")
     unknown = sorted(set(table) - known)
     if unknown:
-        raise TopologyError(
-            f"{where} has an unknown field {unknown[0]!r}; it may have {', '.join(sorted(known))}."
-        )
+        meant = did_you_mean(unknown[0], known, f"it may have {', '.join(sorted(known))}.")
+        raise TopologyError(f"{where} has an unknown field {unknown[0]!r}; {meant}")
 
 
 def name_field(table: Mapping[str, Any], item: str, where: str) -> str:
     """A required name."""
     value = table.get(item)
     if not isinstance(value, str) or not NAME.fullmatch(value) or len(value) > 200:
-        raise TopologyError(f"{where} needs {item!r}, made of {NAME_RULE}; it has {value!r}.")
+        raise TopologyError(f"{where} needs {item!r}, made of {NAME_RULE}; {given_text(table, item)}.")
     return value
 
 
@@ -38,8 +38,15 @@ def integer_field(table: Mapping[str, Any], item: str, where: str, *, least: int
     """A required whole number."""
     value = table.get(item)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise TopologyError(f"{where} needs {item!r}, a whole number of at least {least}; it has {value!r}.")
+        raise TopologyError(
+            f"{where} needs {item!r}, a whole number of at least {least}; {given_text(table, item)}."
+        )
     return value
+
+
+def given_text(table: Mapping[str, Any], item: str) -> str:
+    """What a table has for a field that it needs, for a message."""
+    return f"it has {table[item]!r}" if item in table else "it is missing"
 
 
 def choice_field(table: Mapping[str, Any], item: str, choices: tuple[str, ...], default: str, where: str) -> str:

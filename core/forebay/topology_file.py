@@ -11,6 +11,7 @@ from typing import Any
 from forebay.codecs.keys import KEY_CODECS
 from forebay.codecs.values import VALUE_CODECS
 from forebay.errors import TopologyError
+from forebay.file_access import cause
 from forebay.spark_state import SparkState, parse_spark_state
 from forebay.store_kinds import STORE_KINDS, StoreKind
 from forebay.store_spec import FORMER_NAMES, StoreSpec, find_partitioner
@@ -40,7 +41,7 @@ def load_topology(path: str | Path) -> Topology:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise TopologyError(f"The topology {path} cannot be read: {error}.") from None
+        raise TopologyError(f"The topology {path} cannot be read: {cause(error, path)}.") from None
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -129,7 +129,7 @@ def test_a_pipe_in_its_place_hangs_nothing(path, caplog):
 def test_a_pipe_to_begin_with_is_refused(tmp_path, path, also):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(SettingError, match="pipe is not a regular file"):
+    with pytest.raises(SettingError, match="pipe cannot be used: it is not a regular file"):
         ReloadedFile(path if also else pipe, int, Clock(), (pipe,) if also else ())
 
 

@@ -116,14 +116,14 @@ def test_a_config_file_can_give_every_kind_of_value(tmp_path: Path) -> None:
 def test_a_misspelt_setting_in_a_config_file_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "forebay.toml"
     config.write_text("drain_mss = 3\n")
-    with pytest.raises(SettingError, match="no setting 'drain_mss'"):
+    with pytest.raises(SettingError, match="no setting 'drain_mss'; did you mean 'drain_ms'"):
         load_settings("router", ROUTER_FLAGS, {}, config)
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("FOREBAY_AUTH_TOKEN_FILE", "did you mean FOREBAY_AUTH_TOKENS_FILE"),
+        ("FOREBAY_AUTH_TOKEN_FILE", "did you mean 'FOREBAY_AUTH_TOKENS_FILE'"),
         ("FOREBAY_ZZZZZZ", "see docs/settings.md"),
     ],
 )
@@ -158,7 +158,7 @@ def test_a_number_beyond_what_a_machine_bears_is_refused() -> None:
 def test_other_tiers_setting_in_a_file_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "forebay.toml"
     config.write_text("max_in_flight_per_worker = 3\n")
-    with pytest.raises(SettingError, match="no setting 'max_in_flight_per_worker'"):
+    with pytest.raises(SettingError, match="no setting 'max_in_flight_per_worker'; it is one of a router"):
         load_settings("worker", WORKER_FLAGS, {}, config)
 
 

@@ -41,14 +41,29 @@ def test_a_store_that_names_only_itself_gets_the_defaults() -> None:
 
 
 @pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ('knd = "window"', "has an unknown field 'knd'; did you mean 'kind'?"),
+        ("zzz = 1", "has an unknown field 'zzz'; it may have accept_uncompacted, "),
+        ('kind = "window"', "needs 'window_size_ms', a whole number of at least 1; it is missing."),
+        ('kind = "window"\nwindow_size_ms = 0', "at least 1; it has 0."),
+    ],
+)
+def test_a_field_that_is_misspelt_or_missing_is_named(more: str, said: str) -> None:
+    with pytest.raises(TopologyError) as caught:
+        topology(HEAD + STORE + more)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("state", "said"),
     [
         ("spark_state = 5", ["spark_state of store 'delays'", "not a table"]),
-        ("spark_state = { operators = 1 }", ["'operators'", "it may have fields, on_removal, operator, variable"]),
+        ("spark_state = { operators = 1 }", ["'operators'", "did you mean 'operator'?"]),
         ("spark_state = { operator = -1 }", ["operator", "-1"]),
         ('spark_state = { on_removal = "drop" }', ["on_removal", "'drop'", "keep, delete"]),
         ("spark_state = { fields = 1 }", ["fields = 1", "list of tables"]),
-        ("spark_state = { fields = [{ position = 1 }] }", ["'name'", "None"]),
+        ("spark_state = { fields = [{ position = 1 }] }", ["'name'", "it is missing"]),
         ('spark_state = { fields = [{ name = "n", position = "a" }] }', ["'position'", "'a'", "describe"]),
         ('spark_state = { fields = [{ name = "n", position = 0, function = 1 }] }', ["function = 1"]),
         (
@@ -108,7 +123,7 @@ def test_orders_that_cannot_be_are_refused(more: str, said: list[str]) -> None:
         (HEAD + "[[subtopology.store]]\n", ["a store of sub-topology 0", "'name'"]),
         (HEAD + STORE.replace("delays", "../etc"), ["a store of sub-topology 0", "'../etc'"]),
         (HEAD + STORE.replace("delays", "d" * 201), ["a store of sub-topology 0", "letters, digits"]),
-        (HEAD + STORE + "retension_ms = 1", ["store 'delays'", "'retension_ms'", "it may have"]),
+        (HEAD + STORE + "retension_ms = 1", ["store 'delays'", "'retension_ms'", "did you mean 'retention_ms'?"]),
         (HEAD + STORE + 'kind = "windowed"', ["store 'delays'", "kind", "'windowed'", "window, session"]),
         (HEAD + STORE + 'key = "uuid"', ["store 'delays'", "key", "'uuid'", "string, int32"]),
         (HEAD + STORE + 'value = "avro"', ["store 'delays'", "value", "'avro'", "json, string"]),

@@ -356,7 +356,8 @@ async def test_a_client_that_awaits_shows_its_token(served):
 
 
 def test_commands_show_a_token_from_a_file_or_the_environment(served, tmp_path):
-    token, empty = tmp_path / "token", tmp_path / "empty"
+    token, empty, unknown = (tmp_path / name for name in ("token", "empty", "unknown"))
+    unknown.write_text("unknown-token-of-enough-letters")
     token.write_bytes(b"\xef\xbb\xbf%b\r\n" % token_of("client").encode())
     empty.write_text("")
     url = ("--url", f"http://{served.router}")
@@ -369,7 +370,8 @@ def test_commands_show_a_token_from_a_file_or_the_environment(served, tmp_path):
     refused = run(commands, ["query", "counts", "a", *url])
     assert (refused.exit_code, "unauthenticated" in refused.output) == (1, True)
     for command, remedy in (
-        (["status", *url], "--token-file or FOREBAY_TOKEN"),
+        (["status", *url], "/v1/lags. Give a token with --token-file or FOREBAY_TOKEN."),
+        (["status", *url, "--token-file", str(unknown)], "it does not know the token that was sent."),
         (["status", *url, "--token-file", str(empty)], "empty does not contain a token"),
     ):
         error = run(commands, command).exception

@@ -34,6 +34,18 @@ def test_a_missing_setting_is_named_with_its_flag_and_variable():
     assert "FOREBAY_TOPOLOGY" in message
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["-1"], "--num-standby-replicas: '-1' is not a whole number of at least 0."),
+        ([], "Option '--num-standby-replicas' requires an argument."),
+    ],
+)
+def test_a_negative_or_absent_number_is_refused_with_its_flag(given, message):
+    required = ("--topology", "t", "--changelog", "c", "--state-dir", "s")
+    assert message in refused(forebay("worker", *required, "--num-standby-replicas", *given))
+
+
 def test_worker_config_serves_changelog_and_state_commands(cluster, tmp_path):
     cluster.put("counts", {b"k": b"1"})
     state_dir = tmp_path / "state"
@@ -71,8 +83,19 @@ def test_an_unreadable_topology(cluster, tmp_path, text, expected):
     assert expected in message
 
 
-def test_a_missing_topology_file(cluster):
-    assert "cannot be read" in refused(forebay(*worker_arguments(cluster, topology="/nowhere/t.toml")))
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["topology", "show", "--topology"],
+        ["router", "--config"],
+        ["router", "--seeds", "127.0.0.1:1", "--listen", "127.0.0.1:9", "--auth-tokens-file"],
+        ["query", "s", "k", "--token-file"],
+    ],
+)
+def test_a_missing_file_is_named_once(command):
+    message = refused(forebay(*command, "/nowhere/file"))
+    assert message.count("/nowhere/file") == 1
+    assert message.endswith(": No such file or directory.\n")
 
 
 def test_a_port_in_use(cluster):
@@ -149,12 +172,25 @@ def test_a_group_of_another_application(cluster, tmp_path):
     )
 
 
+def test_brokers_that_do_not_answer_are_one_line_with_a_remedy(cluster):
+    log = ["--topology", cluster.topology_path, "--changelog", f"kafka://127.0.0.1:{free_port()}"]
+    [line] = refused(forebay("changelog", "ls", *log), status=1).splitlines()
+    assert line.startswith("forebay: No broker of kafka://127.0.0.1:")
+    assert line.endswith(". Start the brokers, or correct the URL and its properties.")
+
+
 def test_a_router_without_seeds():
     assert "--seeds is missing" in refused(forebay("router"))
 
 
 def test_a_query_where_nothing_answers():
     message = refused(forebay("query", "s", "k", "--url", f"http://127.0.0.1:{free_port()}"), status=1)
+    assert "Nothing answers at" in message
+
+
+@pytest.mark.parametrize("key", [["-5"], ["--", "--limt"]])
+def test_a_key_may_begin_with_a_dash(key):
+    message = refused(forebay("query", "--url", f"http://127.0.0.1:{free_port()}", "s", *key), status=1)
     assert "Nothing answers at" in message
 
 
@@ -167,6 +203,9 @@ def test_a_query_whose_url_lacks_its_scheme():
     ("arguments", "complaint"),
     [
         (["--folow", "s"], "No such option '--folow'"),
+        (["s", "--windws"], "Did you mean '--windows'?"),
+        (["s", "k", "--max-age", "1"], "Did you mean '--max-age-ms'?"),
+        (["s", "--limt=5"], "Did you mean '--limit'?"),
         (["--windows", "--follow", "s", "k"], "leave out either --follow or --windows"),
         (["--versions", "--as-of", "0", "s", "k"], "leave out either --as-of or --versions"),
         (["--sessions", "s", ""], "no path can contain it"),

@@ -413,7 +413,7 @@ def test_topics_are_made_and_refused_by_command(kafka_cluster):
     own = f"{kafka_cluster.topology.application_id}-made"
     made.write_text(TOPOLOGY_OF_ONE.format(more="").replace('"test"', f'"{own}"'))
     reported = forebay(kafka_cluster, "topology", "apply", topology=made).stdout
-    assert f"counts: {own}-counts-changelog, 1 partitions" in reported
+    assert f"counts: {own}-counts-changelog, 1 partition, created" in reported
     assert f"the workers' assignments: {own}-assignments, 1 partition" in reported
     assert kafka_cluster.changelog.end_offsets([TopicPartition(f"{own}-assignments", 0)])
     assert kafka_cluster.changelog.end_offsets([TopicPartition(f"{own}-counts-changelog", 0)])

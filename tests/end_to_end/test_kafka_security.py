@@ -160,7 +160,7 @@ def test_a_refusal_has_its_reason_and_shows_no_secret(broker, directory, tmp_pat
         timeout=60,
     )
     assert refused.returncode == 1
-    error = refused.stderr.strip().splitlines()[-1]
+    [error] = refused.stderr.strip().splitlines()
     assert error.startswith(f"forebay: No broker of {broker.url} answers: ")
     assert why in error
     assert "another" not in refused.stderr

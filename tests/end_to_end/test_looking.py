@@ -145,7 +145,12 @@ def test_check_names_partitions_without_an_active(cluster):
     ]
     unknown = check(router, "--max-age-ms", 60_000)
     assert [line.partition(":")[0] for line in unknown] == [f"{name}, partition {n}" for name, n in partitions]
-    assert all("age_ms None" in line for line in unknown)
+    assert all(line.endswith(": age_ms is unknown") for line in unknown)
+    late = check(router, "--max-time-lag-ms", 0)
+    assert late[0].startswith("counts, partition 0: time_lag_ms ")
+    assert late[0].endswith(" > 0")
+    [*_, advice] = check(worker, "--standbys", 1)
+    assert advice.startswith(f"http://{worker} is a worker, which knows only what it holds.")
     cluster.put("counts", {b"a": b"1"})
     left = [f"{name}, partition {n}" for name, n in partitions if name != "counts"]
     wait_until(

@@ -637,8 +637,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "client-partition-takes-all-time",
         "a partition that nobody serves leaves the others of a partial list some time",
-        "forebay.client.scattered_page:_ScatteredPage._fetch",
-        "left_ms / (len(parts) - done)",
+        "forebay.client.scattered_page:_ScatteredPage._fetch_one",
+        "left_ms / turns_left",
         "left_ms",
         ("core/client/test_scattered_page.py::test_a_partition_without_a_worker_is_missing_in_all_pages",),
     ),

@@ -1,15 +1,24 @@
 """``forebay dev`` on real processes."""
 
+import contextlib
+import json
 import re
 import signal
 import socket
+import tomllib
 from pathlib import Path
 
 import httpx
 import pytest
 
+from forebay.changelog.log_reader import batches_to_end
+from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import SettingError
+from forebay.store_spec import StoreSpec
+from forebay.task_ids import TopicPartition
+from forebay.topology_file import parse_topology
 from forebay_worker.dev.command import dev
+from forebay_worker.dev.sample import STORE, TOPOLOGY, SampleStream
 from tests.support.cluster import free_port, wait_until
 from tests.support.commands import forebay
 from tests.support.dev import running_dev
@@ -40,6 +49,31 @@ def test_no_process_outlives_a_command_that_is_killed(tmp_path):
         [worker] = workers.values()
         wait_until(lambda: refused(address) and not Path(f"/proc/{worker}").exists(), "the end of all processes")
         assert (tmp_path / "router.log").exists()
+
+
+def test_second_start_goes_on_from_what_the_first_left(tmp_path):
+    """A second start in the same directory does not look like lost state."""
+    changelog = SqliteChangelog(tmp_path)
+    spec = parse_topology(tomllib.loads(TOPOLOGY)).stores[STORE]
+    changelog.ensure(spec)
+    first, second = SampleStream(changelog, spec), SampleStream(changelog, spec)
+    first.begin()
+    for _ in range(30):
+        first.order()
+    second.begin()
+    second.order()
+    assert orders_of_ann(changelog, spec) == [*range(1, 32), 31, 32]
+
+
+def orders_of_ann(changelog: SqliteChangelog, spec: StoreSpec) -> list[int]:
+    found = []
+    with contextlib.closing(changelog.consumer()) as consumer:
+        for partition in range(spec.partitions):
+            for batch in batches_to_end(consumer, TopicPartition(spec.topic, partition)):
+                found += [
+                    json.loads(value)["orders"] for _, key, value, *_ in batch.records if key == b"ann" and value
+                ]
+    return found
 
 
 def test_a_taken_address_is_named_before_anything_starts():

@@ -1,13 +1,26 @@
 """forebay's commands as a shell runs them."""
 
+import os
 import subprocess
 import sys
+
+_WITHOUT_RIGHTS = ("setpriv", "--inh-caps=-all", "--bounding-set=-all") if os.geteuid() == 0 else ()
+"""Takes from root what it has beyond other users."""
 
 
 def forebay(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
+    return _run(*arguments)
+
+
+def forebay_without_rights(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The same as a user who is bound by the permissions of files, as root is not."""
+    return _run(*arguments, prefix=_WITHOUT_RIGHTS)
+
+
+def _run(*arguments: object, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "forebay", *map(str, arguments)],
+        [*prefix, sys.executable, "-m", "forebay", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=30,

@@ -187,8 +187,8 @@ class LogCompactor(Protocol):
         """
         ...
 
-    def compaction_text(self, spec: StoreSpec, records: int) -> str:
-        """What a compaction has done, for its operator."""
+    def compaction_text(self, spec: StoreSpec, records: int, limits: CompactionLimits) -> str:
+        """What a compaction with these limits has done, and what stays, for its operator."""
         ...
 
     def compacted_ms(self, topic: str) -> int | None:

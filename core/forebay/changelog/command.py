@@ -98,10 +98,11 @@ def compact(topology: Path, changelog: str, store: str, output: Output, **durati
             "The servers of this changelog compact its topics; on Kafka, see the topic's cleanup.policy and "
             "related settings."
         )
+    limits = CompactionLimits(**durations)
     with progress(f"compacting {store}", spec.partitions) as advance:
-        removed = compactor.compact(spec, CompactionLimits(**durations), lambda: advance(1))
+        removed = compactor.compact(spec, limits, lambda: advance(1))
     document = {"store": store, "topic": spec.topic, "removed_records": removed}
-    output.show(document, compactor.compaction_text(spec, removed))
+    output.show(document, compactor.compaction_text(spec, removed, limits))
 
 
 @changelog.command("reset")
@@ -122,15 +123,26 @@ def reset(topology: Path, changelog: str, store: str, yes: bool, output: Output)
             f"{store!r} is external: its topic {spec.topic!r} belongs to others, so forebay does not empty it."
         )
     if not yes:
-        click.confirm(
+        _confirm(
             f"This empties {spec.topic}, and with it every replica of {store}; a query that goes on writes only "
-            "what changes from now on. Continue?",
-            abort=True,
-            err=True,
+            "what changes from now on."
         )
     identity = opened.reset(spec)
     document = {"store": store, "topic": spec.topic, "identity": identity}
     output.show(document, f"{store} is now empty, with the new identity {identity}")
+
+
+def _confirm(consequence: str) -> None:
+    """Ask whether to go on; raises ``click.Abort``, and ``SettingError`` if nobody can answer."""
+    try:
+        click.confirm(f"{consequence} Continue?", abort=True, err=True)
+    except click.Abort as abort:
+        if isinstance(abort.__context__, EOFError):
+            click.echo(err=True)
+            raise SettingError(
+                "Nobody answered on standard input, so nothing was done. Confirm with --yes."
+            ) from None
+        raise
 
 
 @changelog.command("retire-writer")

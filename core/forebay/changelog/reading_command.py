@@ -20,7 +20,7 @@ from forebay.cli import worker_settings
 from forebay.clock import epoch_ms
 from forebay.durations import duration
 from forebay.errors import SettingError, TopicRefused
-from forebay.output import Output, json_output
+from forebay.output import Output, json_output, quantity
 from forebay.progress_bar import progress
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
@@ -160,9 +160,8 @@ def _age(writer: dict[str, Any]) -> str:
 def _topic_partitions(opened: Changelog, spec: StoreSpec, partition: int | None) -> list[TopicPartition]:
     """Those asked for; raises ``SettingError`` and ``ChangelogError``."""
     if partition is not None and partition >= spec.partitions:
-        raise SettingError(
-            f"The store {spec.name!r} has {spec.partitions} partitions, from 0; there is no {partition}."
-        )
+        partitions = quantity(spec.partitions, "partition")
+        raise SettingError(f"The store {spec.name!r} has {partitions}, from 0; there is no {partition}.")
     # A topic that workers refuse, as it may lose records, can still be read.
     with contextlib.suppress(TopicRefused):
         opened.ensure(spec, create=False)

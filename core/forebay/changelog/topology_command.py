@@ -8,9 +8,11 @@ from typing import Any
 import click
 from rich.table import Table
 
+from forebay.changelog.base import Changelog
 from forebay.changelog.urls import open_changelog
 from forebay.cli import worker_settings
-from forebay.output import Output, json_output
+from forebay.errors import TopicMissing
+from forebay.output import Output, json_output, quantity
 from forebay.store_spec import StoreSpec
 from forebay.topology import Topology
 from forebay.topology_file import load_topology
@@ -78,14 +80,25 @@ def apply(topology: Path, changelog: str, output: Output) -> None:
     """Create missing topics, the workers' own too; refuse unsuitable ones, with a remedy."""
     loaded = load_topology(topology)
     opened = open_changelog(changelog)
-    for spec in loaded.stores.values():
-        opened.ensure(spec)
+    logs = [_ensured(opened, spec) for spec in loaded.stores.values()]
     of_group = opened.ensure_group(loaded.application_id)
-    logs = [
-        {"store": spec.name, "topic": spec.topic, "partitions": spec.partitions} for spec in loaded.stores.values()
+    lines = [
+        f"{log['store']}: {log['topic']}, {quantity(log['partitions'], 'partition')}, "
+        f"{'created' if log['created'] else 'exists'}"
+        for log in logs
     ]
-    lines = [f"{log['store']}: {log['topic']}, {log['partitions']} partitions" for log in logs]
     if of_group is not None:
         lines.append(f"the workers' assignments: {of_group}, 1 partition")
     document = {"application_id": loaded.application_id, "logs": logs, "group_topic": of_group}
     output.show(document, *lines)
+
+
+def _ensured(opened: Changelog, spec: StoreSpec) -> dict[str, Any]:
+    """A store's log, which is created if it is missing; raises as ``Changelog.ensure``."""
+    try:
+        opened.ensure(spec, create=False)
+        created = False
+    except TopicMissing:
+        created = True
+    opened.ensure(spec)
+    return {"store": spec.name, "topic": spec.topic, "partitions": spec.partitions, "created": created}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +14,18 @@ import click
 import httpx
 
 from forebay.bearer_tokens import token_headers
+from forebay.cli import FILE
+from forebay.client.connection_faults import fault_of, tls_fault
 from forebay.client.problems import problem_of_response
 from forebay.client.proxies import Proxy, proxy_of
 from forebay.client.transports import pool
 from forebay.client.unix_sockets import http_url, socket_path
 from forebay.errors import Forbidden, ForebayError, NotReady, Unauthenticated
+from forebay.file_access import cause
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
 _TOKEN = "FOREBAY_TOKEN"
+_AUTHORITIES = "SSL_CERT_FILE"
 _TIMEOUT = httpx.Timeout(35, connect=5)
 """In seconds: a server answers within 30, and is connected to long before."""
 
@@ -67,13 +72,8 @@ class Server:
             url = self._http_url + path
             return _http(self._proxy, socket_path(self.url)).request(method, url, headers=headers, content=body)
         except (httpx.TransportError, httpx.InvalidURL, UnicodeError) as error:
-            remedy = "Name a router or worker with --url."
-            if isinstance(error, httpx.UnsupportedProtocol):
-                remedy = "Begin the --url with http://, https:// or unix:/."
-            elif isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http:"):
-                remedy = "If it speaks HTTPS, give an https:// URL with --url."
-            nothing = ForebayError(f"Nothing answers at {self._place}: {error}. {remedy}")
-            if isinstance(error, httpx.NetworkError | httpx.TimeoutException):
+            nothing = ForebayError(fault_of(error, self.url, self._place))
+            if isinstance(error, httpx.NetworkError | httpx.TimeoutException) and tls_fault(error) is None:
                 # It may be about to start.
                 nothing.exit_status = 1
             raise nothing from None
@@ -99,12 +99,21 @@ class Server:
             not_ready.exit_status = 1
             raise not_ready
         if answer.status_code != 200:
-            refused = answer.status_code in (Unauthenticated.status, Forbidden.status)
-            remedy = (
-                f"Give a token with --token-file or {_TOKEN}" if refused else "Name a router or worker with --url"
+            raise ForebayError(
+                f"{self._place} answers {answer.status_code} to {path}{self._why(answer.status_code)}"
             )
-            raise ForebayError(f"{self._place} answers {answer.status_code} to {path}. {remedy}.")
         return self.document(answer)
+
+    def _why(self, status: int) -> str:
+        """What follows from the status of an answer that is an error, and the remedy."""
+        if status not in (Unauthenticated.status, Forbidden.status):
+            return ". Name a router or worker with --url."
+        if self.token is None:
+            return f". Give a token with --token-file or {_TOKEN}."
+        cause = "it does not know the token that was sent"
+        if status == Forbidden.status:
+            cause = "the token that was sent does not allow it"
+        return f": {cause}. Give another with --token-file or {_TOKEN}."
 
     def lags(self) -> list[dict[str, Any]]:
         """The rows of ``/v1/lags``; raises ``ForebayError``."""
@@ -135,7 +144,7 @@ def server_options(function: Callable[..., None]) -> Callable[..., None]:
     )
     @click.option(
         "--token-file",
-        type=click.Path(path_type=Path),
+        type=FILE,
         metavar="FILE",
         help=f"File with the token to send; without it, {_TOKEN} may contain the token.",
     )
@@ -154,7 +163,10 @@ def token_of(token_file: Path | None) -> str | None:
         else:
             token = token_file.read_text(encoding="utf-8-sig").strip()
         token_headers(token)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        reason = cause(error, token_file or "")
+        raise ForebayError(f"The token file {token_file} cannot be read: {reason}.") from None
+    except ValueError as error:
         raise ForebayError(f"{token_file or _TOKEN} does not contain a token: {error}.") from None
     return token
 
@@ -162,4 +174,17 @@ def token_of(token_file: Path | None) -> str | None:
 @functools.cache
 def _http(proxy: Proxy | None, socket_path: Path | None) -> httpx.Client:
     # Creating one takes longer than most answers, and --watch asks repeatedly.
-    return httpx.Client(timeout=_TIMEOUT, transport=pool(httpx.create_ssl_context(), proxy, socket_path))
+    return httpx.Client(timeout=_TIMEOUT, transport=pool(_trusted(), proxy, socket_path))
+
+
+def _trusted() -> ssl.SSLContext:
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        path = os.environ.get(_AUTHORITIES, "")
+        no_certificate = isinstance(error, ssl.SSLError)
+        reason = "it contains no certificate in PEM form" if no_certificate else cause(error, path)
+        raise ForebayError(
+            f"The file {path!r} of the variable {_AUTHORITIES} cannot be used: {reason}. Name one with the "
+            "certificates of the authorities to trust, or unset the variable."
+        ) from None

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from forebay.client import Answer, Client, ReplicaInfo
 from forebay.client.command_target import Server, server_options
+from forebay.client.key_arguments import KeyCommand
 from forebay.client.problems import problem_of_response
 from forebay.client.read_plans import REWRITTEN
 from forebay.errors import ForebayError, Problem
@@ -42,7 +43,7 @@ def _list_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(cls=KeyCommand)
 @click.argument("store")
 @click.argument("key", required=False)
 @server_options

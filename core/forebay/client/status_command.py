@@ -60,13 +60,17 @@ def status(
     lags, findings = server.lags(), server.findings()
     output.show({"lags": lags, "findings": findings}, status_view(lags, findings))
     if check:
-        _check(shortcomings(server.partitions(), lags, tolerance, standbys))
+        _check(server, shortcomings(server.partitions(), lags, tolerance, standbys))
 
 
-def _check(found: list[str]) -> None:
+def _check(server: Server, found: list[str]) -> None:
     """Name on standard error what is not served as it should be; then exit with 1."""
     for line in found:
         click.echo(line, err=True)
+    if found and server.described("/v1/status").get("tier") == "worker":
+        click.echo(
+            f"{server.url} is a worker, which knows only what it holds. A router can judge: --url.", err=True
+        )
     if found:
         sys.exit(1)
 
@@ -99,7 +103,10 @@ def _wanting(replicas: list[tuple[str, Lag]], tolerance: Tolerance, standbys: in
     if not actives:
         return "no active replica"
     if not any(tolerance.met_by(lag) for lag in actives):
-        return ", ".join(f"{name} {figure}" for name, figure in actives[0].document().items())
+        return ", ".join(
+            f"{name} is unknown" if figure is None else f"{name} {figure} > {bound}"
+            for _, bound, name, figure in tolerance.unmet_by(actives[0])
+        )
     others = sum(role == "standby" and tolerance.met_by(lag) for role, lag in replicas)
     return None if others >= standbys else f"{others} of {standbys} standbys"
 

@@ -9,6 +9,8 @@ from forebay.changelog.urls import changelog_directory
 from forebay.console.findings import Finding
 from forebay.doctor.check import Check, of_error
 from forebay.errors import ChangelogUnreachable, ForebayError, TopicMissing
+from forebay.file_access import naming_denials
+from forebay.output import quantity
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay.topology import Topology
@@ -19,7 +21,8 @@ _APPLY = "Run: forebay topology apply"
 def check_changelog(url: str, topology: Topology | None) -> Check:
     """Whether the changelog at a URL has what a topology needs."""
     try:
-        opened = open_changelog(url, create=False)
+        with naming_denials():
+            opened = open_changelog(url, create=False)
     except ForebayError as error:
         return Check("changelog", "cannot be used", (of_error("changelog-unusable", error, _APPLY),))
     if topology is None:
@@ -31,7 +34,7 @@ def check_changelog(url: str, topology: Topology | None) -> Check:
         except ChangelogUnreachable as error:
             unreachable = of_error("changelog-unreachable", error, "Start the brokers, or correct the URL.")
             return Check("changelog", f"{opened.url} cannot be reached", (unreachable,))
-    return Check("changelog", f"{opened.url}, {len(topology.stores)} logs", tuple(findings))
+    return Check("changelog", f"{opened.url}, {quantity(len(topology.stores), 'log')}", tuple(findings))
 
 
 def log_directory(url: str) -> Path | None:

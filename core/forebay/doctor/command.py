@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from forebay.cli import worker_settings
+from forebay.cli import FILE, worker_settings
 from forebay.client.command_target import Server, token_of
 from forebay.console.findings import gravest_first
 from forebay.doctor.changelog import check_changelog, log_directory
@@ -20,11 +21,12 @@ from forebay.doctor.machine import (
     check_disk,
     check_java,
     check_open_files,
-    check_secrets,
+    check_sent_token,
     check_versions,
 )
 from forebay.doctor.processes import check_processes
 from forebay.errors import TopologyError
+from forebay.file_access import denial
 from forebay.output import Output, json_output
 from forebay.topology import Topology
 from forebay.topology_file import load_topology
@@ -42,7 +44,7 @@ _STYLES = {"error": "red", "warning": "yellow"}
     show_envvar=True,
     help="A router or worker to check; repeat it for several. A router's workers are checked too.",
 )
-@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="File with the token to send.")
+@click.option("--token-file", type=FILE, metavar="FILE", help="File with the token to send.")
 @json_output
 def doctor(
     topology: Path | None,
@@ -64,10 +66,10 @@ def doctor(
         checks.append(check)
     checks.append(check_open_files(loaded))
     checks += _of_paths(changelog, state_dir, auth_tokens_file, token_file)
-    if changelog is not None:
+    if changelog is not None and not _denied(changelog):
         checks.append(check_changelog(changelog, loaded))
     if urls:
-        token = token_of(token_file if token_file is None or token_file.exists() else None)
+        token = token_of(token_file if token_file is None or os.access(token_file, os.R_OK) else None)
         checks += check_processes([Server(url, token) for url in urls], loaded)
     findings = gravest_first(finding for check in checks for finding in check.findings)
     document: dict[str, Any] = {
@@ -84,8 +86,15 @@ def _load(path: Path) -> tuple[Topology | None, Check]:
     try:
         loaded = load_topology(path)
     except TopologyError as error:
-        return None, Check("topology", str(path), (of_error("topology-unusable", error, "Correct the file."),))
+        remedy = "Correct the file." if os.path.exists(path) else "Name one that exists with --topology."
+        return None, Check("topology", str(path), (of_error("topology-unusable", error, remedy),))
     return loaded, Check("topology", f"{path}, {loaded.application_id!r}, fingerprint {loaded.fingerprint}")
+
+
+def _denied(changelog: str) -> bool:
+    """Whether this user may not use its directory, which the check of that says."""
+    directory = log_directory(changelog)
+    return directory is not None and denial(directory) is not None
 
 
 def _of_paths(
@@ -98,7 +107,7 @@ def _of_paths(
     if auth_tokens_file is not None:
         yield check_accepted_tokens(auth_tokens_file)
     if token_file is not None:
-        yield check_secrets([token_file])
+        yield check_sent_token(token_file)
 
 
 def _lines(check: Check) -> Iterator[Text]:

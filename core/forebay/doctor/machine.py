@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -9,7 +10,7 @@ import resource
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from forebay.bearer_tokens import TokensFile
 from forebay.console.findings import Finding, Severity
 from forebay.doctor.check import Check, of_error
 from forebay.errors import SettingError
+from forebay.file_access import cause, denial
 from forebay.topology import Topology
 
 _OPTIONAL = ("pyspark", "pyarrow", "confluent-kafka", "aiokafka")
@@ -94,11 +96,11 @@ def open_files_verdict(most: int, topology: Topology | None) -> Check:
 
 def check_disk(name: str, directory: Path) -> Check:
     """Whether a directory may be written, and its disk has room."""
+    denied = denial(directory)
+    if denied is not None:
+        message = f"{directory} cannot be used: {denied}."
+        return Check(name, str(directory), (Finding.of_message("directory-not-writable", "error", message, ""),))
     there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
-        detail = f"{there} cannot be written by this user."
-        remedy = "Run as the user that owns it, or make it writable."
-        return Check(name, str(there), (Finding("directory-not-writable", "error", detail, remedy),))
     usage = shutil.disk_usage(there)
     return disk_verdict(name, there, usage.free, usage.total)
 
@@ -113,27 +115,37 @@ def disk_verdict(name: str, directory: Path, free_bytes: int, total_bytes: int) 
     return Check(name, detail, (Finding("disk-full", severity, f"{detail}.", remedy),))
 
 
-def check_secrets(paths: Iterable[Path]) -> Check:
-    """Whether only their user may read the files of tokens that are sent."""
-    findings = []
-    for path in paths:
-        try:
-            mode = path.stat().st_mode
-        except OSError as error:
-            detail = f"The token file {path} cannot be read: {error.strerror}."
-            findings.append(Finding("token-file", "error", detail, "Name one that exists with --token-file."))
-            continue
-        if mode & _OF_OTHERS:
-            detail = f"Others on this machine may read or change {path}."
-            findings.append(Finding("token-file", "warning", detail, f"Run: chmod 600 {path}"))
-    return Check("token files", ", ".join(map(str, paths)) or "none given", tuple(findings))
+def check_sent_token(path: Path) -> Check:
+    """Whether a file of the token that is sent can be read, and by its user only."""
+    try:
+        path.open("rb").close()
+        return Check("token files", str(path), tuple(_open_to_others(path)))
+    except OSError as error:
+        message = f"The token file {path} cannot be read: {cause(error, path)}."
+        remedy = "Name one that exists with --token-file."
+        return Check("token files", str(path), (Finding.of_message("token-file", "error", message, remedy),))
 
 
 def check_accepted_tokens(path: Path) -> Check:
     """Whether a file of the tokens that a process accepts can be used, and who may read it."""
-    [*findings] = check_secrets([path]).findings
     try:
         TokensFile(path)
+        return Check("accepted tokens", str(path), tuple(_open_to_others(path)))
     except SettingError as error:
-        findings.append(of_error("tokens-unusable", error, "Make a token with: openssl rand -hex 32"))
+        findings = [of_error("tokens-unusable", error, _remedy_of_tokens(path))]
+    with contextlib.suppress(OSError):
+        findings += _open_to_others(path)
     return Check("accepted tokens", str(path), tuple(findings))
+
+
+def _remedy_of_tokens(path: Path) -> str:
+    if not os.path.exists(path):
+        return "Name one that exists with --auth-tokens-file."
+    return "Give it lines of the form NAME TOKEN, with a token of: openssl rand -hex 32"
+
+
+def _open_to_others(path: Path) -> Iterator[Finding]:
+    """The finding of a secret that others may read or change; raises ``OSError``."""
+    if path.stat().st_mode & _OF_OTHERS:
+        detail = f"Others on this machine may read or change {path}."
+        yield Finding("token-file", "warning", detail, f"Run: chmod 600 {path}")

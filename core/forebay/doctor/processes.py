@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
+
 from forebay import __version__
 from forebay.answer_schemas.reading import read_values
 from forebay.client.command_target import Server
@@ -43,11 +45,16 @@ def check_processes(servers: list[Server], topology: Topology | None) -> Iterato
         try:
             answers = _ask(server)
         except ForebayError as error:
-            yield Check(server.url, "does not answer", (of_error("process-unreachable", error, _REACH),))
+            finding = of_error("process-unreachable", error, _REACH)
+            if server not in servers:
+                # The message's remedy is another --url, which did not name this one.
+                finding = replace(finding, remedy=_REACH)
+            yield Check(server.url, "does not answer", (finding,))
             continue
         yield process_verdict(server.url, answers, topology)
         scheme = urlsplit(server.url).scheme
-        workers = answers.status.get("workers", [])
+        # One that does not answer is a finding of the router already.
+        workers = [worker for worker in answers.status.get("workers", []) if worker["live"]]
         pending += [Server(f"{scheme}://{worker['host']}", server.token) for worker in workers]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from forebay.errors import ForebayError
+from forebay.file_access import naming_denials
 from forebay.linux import end_with_parent
 from forebay.logs import configure_logs
 from forebay.processes.peer_processes import ProcessSlot
@@ -26,7 +27,8 @@ def run_as_child(run: Run) -> None:
         return
     configure_logs(settings.log_level, settings.log_format)
     try:
-        run(settings, place, descriptors)
+        with naming_denials():
+            run(settings, place, descriptors)
     except ForebayError as error:
         print(f"forebay: {error}", file=sys.stderr)
         sys.exit(error.exit_status)

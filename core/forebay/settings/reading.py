@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
@@ -11,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import SettingError
+from forebay.file_access import cause
 from forebay.listen_addresses import ListenAddress, exposed_addresses, parse_listen_address
 from forebay.settings.table import ENVIRONMENT_PREFIX, SETTINGS, Setting, Tier, settings_for
+from forebay.spelling import did_you_mean
 from forebay.streams_metadata import HostInfo
 
 _OTHER_VARIABLES = {f"{ENVIRONMENT_PREFIX}{name}" for name in ("URL", "TOKEN")}
@@ -22,6 +23,7 @@ _NOT_OURS = re.compile(
     + r"(TEST_.*|.*_SERVICE_(HOST|PORT(_\w+)?)|(.*_)?PORT(_[0-9]+_[A-Z]+(_(PROTO|PORT|ADDR))?)?)"
 )
 """The tests', and what Kubernetes sets for services whose names begin with this project's."""
+_SEE_SETTINGS = "see docs/settings.md."
 _IN_ORDER = (("drain_ms", "shutdown_timeout_ms"), ("request_timeout_ms", "max_request_timeout_ms"))
 
 
@@ -83,8 +85,8 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
     for name in sorted(environment):
         ours = name.startswith(ENVIRONMENT_PREFIX) and environment[name] and not _NOT_OURS.fullmatch(name)
         if ours and name not in known:
-            like = difflib.get_close_matches(name, known, 1, cutoff=0.8)
-            meant = f"did you mean {like[0]}?" if like else "see docs/settings.md."
+            # All begin alike.
+            meant = did_you_mean(name, known, _SEE_SETTINGS, cutoff=0.8)
             raise SettingError(f"The environment variable {name} is no setting; {meant}")
 
 
@@ -129,10 +131,15 @@ def _read_config(config: Path, table: tuple[Setting, ...]) -> dict[str, Any]:
     try:
         document = tomllib.loads(config.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingError(f"The config file {config} cannot be read: {error}.") from None
-    unknown = sorted(set(document) - {setting.name for setting in table})
+        raise SettingError(f"The config file {config} cannot be read: {cause(error, config)}.") from None
+    known = {setting.name for setting in table}
+    unknown = sorted(set(document) - known)
     if unknown:
-        raise SettingError(f"{config}: there is no setting {unknown[0]!r}; see docs/settings.md.")
+        tiers = next((setting.tiers for setting in SETTINGS if setting.name == unknown[0]), ())
+        meant = did_you_mean(unknown[0], known, _SEE_SETTINGS)
+        if tiers:
+            meant = f"it is one of a {' and a '.join(sorted(tiers))}."
+        raise SettingError(f"{config}: there is no setting {unknown[0]!r}; {meant}")
     return document
 
 

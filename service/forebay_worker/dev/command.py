@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from forebay.errors import SettingError
+from forebay.file_access import cause
 from forebay.rest.server import bind
 from forebay.streams_metadata import HostInfo, is_loopback
 from forebay_worker.dev.cluster import DevCluster
@@ -26,7 +27,7 @@ _DEFAULT_LISTEN = "127.0.0.1:8080"
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 8), help="How many to start.")
 @click.option(
     "--directory",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=click.Path(file_okay=False, readable=False, path_type=Path),
     help="Where changelog, state and logs are kept; by default a temporary one, removed at the end.",
 )
 def dev(listen: str, workers: int, directory: Path | None) -> None:
@@ -101,7 +102,7 @@ def _directory(given: Path | None) -> Iterator[Path]:
         try:
             given.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SettingError(f"--directory: {given} cannot be created: {error.strerror}.") from None
+            raise SettingError(f"--directory: {given} cannot be created: {cause(error, given)}.") from None
         yield given.absolute()
         return
     with tempfile.TemporaryDirectory(prefix="forebay-dev-") as name:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import uuid
 
 from forebay.changelog import Heartbeat
 from forebay.changelog.base import Changelog, Rows
+from forebay.changelog.log_reader import last_records
 from forebay.store_spec import StoreSpec
+from forebay.task_ids import TopicPartition
 
 TOPOLOGY = """\
 application_id = "dev"
@@ -22,6 +25,9 @@ name = "orders_by_customer"   # key-value; string keys, JSON values
 """
 STORE = "orders_by_customer"
 FIRST = {"ann": {"orders": 1}, "bob": {"orders": 7}, "zoe": {"orders": 3}}
+_BUYER = "ann"
+_LAST = 20
+"""Each batch of a run has a record of the buyer's, and in each partition a heartbeat."""
 
 
 class SampleStream:
@@ -32,14 +38,27 @@ class SampleStream:
         self._spec = spec
         self._query_id = str(uuid.uuid4())
         self._batches = 0
+        self._orders = FIRST[_BUYER]["orders"]
 
     def begin(self) -> None:
-        """Write a value for each customer. Raises ``ChangelogError``."""
-        self._append(FIRST)
+        """Write a value for each customer, Ann's as an earlier run left it. Raises ``ChangelogError``."""
+        self._orders = self._last_orders()
+        self._append({**FIRST, _BUYER: {"orders": self._orders}})
 
     def order(self) -> None:
         """Write one more order of Ann's. Raises ``ChangelogError``."""
-        self._append({"ann": {"orders": FIRST["ann"]["orders"] + self._batches}})
+        self._orders += 1
+        self._append({_BUYER: {"orders": self._orders}})
+
+    def _last_orders(self) -> int:
+        """How many orders of Ann's are in the log, as many as at first if it is new."""
+        partitioner = self._spec.stream_partitioner
+        assert partitioner is not None
+        tp = TopicPartition(self._spec.topic, partitioner.partition(_BUYER.encode(), self._spec.partitions))
+        with contextlib.closing(self._changelog.consumer()) as consumer:
+            records, _ = last_records(consumer, tp, _LAST, self._changelog.end_offsets([tp]).get(tp, 0))
+        values = [value for _, key, value, _, _ in records if key == _BUYER.encode() and value is not None]
+        return int(json.loads(values[-1])["orders"]) if values else self._orders
 
     def _append(self, values: dict[str, dict[str, int]]) -> None:
         beat = Heartbeat(int(time.time() * 1000), self._query_id, self._batches)

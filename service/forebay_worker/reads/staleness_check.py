@@ -212,7 +212,7 @@ class Admission:
             raise self.refusal(
                 admitted,
                 LagExceedsTolerance(
-                    f"The replica cannot prove that its lag is within {tolerance.unmet_by(lag)}.",
+                    f"The replica cannot prove {'; '.join(map(str, tolerance.unmet_by(lag)))}.",
                     tolerance={k: v for k, v in tolerance._asdict().items() if v is not None},
                 ),
             )

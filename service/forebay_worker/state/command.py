@@ -98,8 +98,9 @@ def relocate_command(topology: Path, state_dir: Path, process: int, dry_run: boo
         "left": [_left_document(left) for left in plan.left],
     }
     aside = sum(move.target is None for move in plan.moves)
-    counts = f"{len(plan.moves) - aside} relocated, {aside} set aside, {len(plan.left)} left"
-    summary = f"Dry run, nothing was moved: would be {counts}." if dry_run else f"Stores: {counts}."
+    moved = f"{len(plan.moves) - aside} {'would be relocated' if dry_run else 'relocated'}"
+    counts = f"{moved}, {aside} set aside, {len(plan.left)} left."
+    summary = f"Dry run, nothing was moved: {counts}" if dry_run else f"Stores: {counts}"
     tables = [_plan_table(plan)] if plan.moves or plan.left else []
     output.show(document, *before, *tables, summary)
 

@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from forebay.errors import ConfigurationError, StateDirectoryLocked
+from forebay.errors import AccessDenied, ConfigurationError, StateDirectoryLocked
+from forebay.file_access import denial
 from forebay.task_ids import TaskId
 from forebay_worker.state import layout
 from forebay_worker.state.fsync import write_durably
@@ -34,9 +35,9 @@ class StateDirectory:
 
     def __init__(self, state_dir: Path, application_id: str) -> None:
         self.path = state_dir.absolute() / application_id
-        if self.path.is_symlink():
-            raise _linked(self.path)
         try:
+            if self.path.is_symlink():
+                raise _linked(self.path)
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Not through a link: what it names would be truncated.
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -170,6 +171,9 @@ class StateDirectory:
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigurationError:
+    denied = denial(path) if isinstance(error, PermissionError) else None
+    if denied is not None:
+        return AccessDenied(f"The state directory {path} cannot be used: {denied}.")
     return ConfigurationError(
         f"The state directory {path} cannot be written: {error.strerror}. "
         "Give --state-dir a directory that this user may write, on a disk with free space."

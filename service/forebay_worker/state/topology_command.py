@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,22 @@ import click
 from rich.table import Table
 
 from forebay.changelog.topology_command import topology
+from forebay.cli import FILE
 from forebay.output import Output, json_output
 from forebay.topology import Topology
 from forebay.topology_file import load_topology
-from forebay_worker.state.topology_diff import topology_diff
-
-_FILE = click.Path(path_type=Path)
+from forebay_worker.state.topology_diff import Outcome, topology_diff
 
 
 @topology.command("diff")
-@click.argument("old", type=_FILE)
-@click.argument("new", type=_FILE)
+@click.argument("old", type=FILE)
+@click.argument("new", type=FILE)
 @json_output
 def diff(old: Path, new: Path, output: Output) -> None:
-    """Show what becomes of each store's state when workers with the topology OLD start with NEW."""
+    """Show what becomes of each store's state when workers with the topology OLD start with NEW.
+
+    Exit status 1 if a store is refused or misread.
+    """
     before, after = load_topology(old), load_topology(new)
     stores = [outcome.document() for outcome in topology_diff(before, after)]
     document = {"old": _named(before), "new": _named(after), "stores": stores}
@@ -34,6 +37,8 @@ def diff(old: Path, new: Path, output: Output) -> None:
         "run, the leader assigns tasks to those with its own."
     )
     output.show(document, _table(stores), summary)
+    if any(store["outcome"] in (Outcome.REFUSED, Outcome.MISREAD) for store in stores):
+        sys.exit(1)
 
 
 def _named(one: Topology) -> dict[str, str]:

@@ -6,6 +6,7 @@ from click.testing import CliRunner
 
 from forebay.changelog.command import changelog
 from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.changelog.topology_command import topology
 from forebay.errors import ChangelogError, SettingError
 from forebay.task_ids import TopicPartition
 from tests.support.cluster import TOPOLOGY, running_cluster, wait_until
@@ -25,12 +26,16 @@ def test_logs_are_listed_compacted_and_reset(cluster):
     cluster.put("counts", {b"a": b"1"})
     cluster.put("counts", {b"a": b"2"})
     assert "counts" in run(cluster, "ls")
-    assert "0 records removed" in run(cluster, "compact", "counts")
+    nothing = run(cluster, "compact", "counts")
+    assert "0 records removed" in nothing
+    assert "Those of the last 60 min stay: --min-compaction-lag-ms." in nothing
     removed = run(cluster, "compact", "counts", "--min-compaction-lag-ms", "0")
     # The first value, and in each of the four partitions the first heartbeat.
     assert removed.startswith("5 records removed")
     before = cluster.changelog.identity("test-counts-changelog")
     common = ["--topology", str(cluster.topology_path), "--changelog", cluster.changelog.url]
+    unanswered = CliRunner().invoke(changelog, ["reset", *common, "counts"])
+    assert "--yes" in str(unanswered.exception)
     futures = CliRunner().invoke(changelog, ["reset", *common, "counts"], input="n\n")
     assert "empties test-counts-changelog" in futures.output
     assert cluster.changelog.identity("test-counts-changelog") == before
@@ -46,6 +51,13 @@ def test_a_listing_creates_nothing(cluster, tmp_path):
     SqliteChangelog(tmp_path / "other")
     for _ in range(2):
         assert "missing" in CliRunner().invoke(changelog, ["ls", *common, f"sqlite://{tmp_path}/other"]).output
+
+
+def test_apply_says_which_logs_it_creates(cluster, tmp_path):
+    common = ["--topology", str(cluster.topology_path), "--changelog", f"sqlite://{tmp_path}/new"]
+    for state in ("created", "exists"):
+        lines = CliRunner().invoke(topology, ["apply", *common]).stdout.splitlines()
+        assert "counts: test-counts-changelog, 4 partitions, " + state in lines
 
 
 def test_a_listing_tells_what_is_lost_and_leaves_it_lost(cluster):

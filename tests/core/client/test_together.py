@@ -15,7 +15,7 @@ from forebay.errors import NoReplica
 TIMEOUT = httpx.Timeout(5)
 
 
-def asked(number: int, answers: list[str]) -> Plan[None]:
+def requested(number: int, answers: list[str]) -> Plan[None]:
     reply = yield Send("GET", f"http://w/{number}", None, TIMEOUT)
     assert isinstance(reply, httpx.Response)
     answers.append(reply.text)
@@ -34,7 +34,7 @@ async def test_plans_of_an_asynchronous_client_wait_together():
     driver = AsyncDriver(AsyncConnections(transport=httpx.MockTransport(answer)))
     answers: list[str] = []
     async with asyncio.timeout(10):
-        await driver.run(together([asked(number, answers) for number in range(3)], at_once=3))
+        await driver.run(together([requested(number, answers) for number in range(3)], at_once=3))
     assert sorted(answers) == ["/0", "/1", "/2"]
     await driver.aclose()
 
@@ -65,6 +65,6 @@ def test_plans_of_a_blocking_client_are_carried_out_in_turn():
 
     driver = Driver(Connections(transport=httpx.MockTransport(answer)))
     answers: list[str] = []
-    driver.run(together([asked(number, answers) for number in range(3)], at_once=2))
+    driver.run(together([requested(number, answers) for number in range(3)], at_once=2))
     assert answers == paths == ["/0", "/1", "/2"]
     driver.close()

@@ -37,6 +37,6 @@ def test_a_socket_that_is_not_there_is_named(tmp_path):
     with Client(url) as client, pytest.raises(NoReplica, match=f"None of {url} could be reached"):
         client.get("counts", "k")
     said = click.testing.CliRunner().invoke(status, ["--url", url]).exception
-    assert str(said) == f"Nothing answers at {url}: [Errno 2] No such file or directory. " + (
+    assert str(said) == f"Nothing answers at {url}: No such file or directory. " + (
         "Name a router or worker with --url."
     )

@@ -73,6 +73,7 @@ def test_ranges_and_prefixes_are_those_of_the_lists():
     ("query", "problem"),
     [
         ("keys=5", BadParameter),
+        ("keys=ann", BadParameter),
         ("keys=[]", BadParameter),
         ("keys=[1]", BadKey),
         ('keys=["a"],"x":[', BadParameter),
@@ -81,8 +82,10 @@ def test_ranges_and_prefixes_are_those_of_the_lists():
     ],
 )
 def test_keys_that_are_wrong_are_refused(query, problem):
-    with pytest.raises(problem):
+    with pytest.raises(problem) as caught:
         selected(query)
+    assert "key" in caught.value.detail
+    assert "body" not in caught.value.detail, "a GET has none"
 
 
 def test_nobody_is_woken_while_nothing_changes():

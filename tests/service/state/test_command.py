@@ -176,7 +176,7 @@ def test_a_dry_run_shows_the_plan_and_moves_nothing(run: Run, state_path: Path) 
         ["0_1", "orders", "1_1", "its ordinal is 1 now"],
         ["0_1", "removed", "left", "the topology has no store of this name"],
     ]
-    assert "Dry run, nothing was moved: would be 1 relocated, 0 set aside, 1 left." in result.output
+    assert "Dry run, nothing was moved: 1 would be relocated, 0 set aside, 1 left." in result.output
     assert stores(state_path) == ["0_1/orders", "0_1/removed"]
 
 

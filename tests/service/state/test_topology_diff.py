@@ -1,12 +1,15 @@
 """What ``forebay topology diff`` says of each change in the table of docs/topology.md."""
 
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from forebay.topology import Topology
 from forebay.topology_file import parse_topology
+from forebay_worker.state.topology_command import diff
 from forebay_worker.state.topology_diff import Outcome, topology_diff
 
 OLD = """
@@ -105,3 +108,14 @@ def test_another_application_shares_nothing():
         "sums": Outcome.REBUILT,
         "totals": Outcome.LEFT,
     }
+
+
+@pytest.mark.parametrize(
+    ("after", "status"),
+    [(OLD, 0), (OLD.replace("partitions = 4", "partitions = 2"), 1), (OLD + 'partitioner = "unknown"\n', 1)],
+)
+def test_refused_or_misread_store_ends_the_command_with_1(tmp_path: Path, after: str, status: int) -> None:
+    files = [tmp_path / name for name in ("old.toml", "new.toml")]
+    for path, text in zip(files, (OLD, after), strict=True):
+        path.write_text(text.format(orders=""))
+    assert CliRunner().invoke(diff, list(map(str, files))).exit_code == status

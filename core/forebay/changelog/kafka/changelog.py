@@ -18,6 +18,7 @@ from forebay.changelog.kafka.topics import KafkaTopics, passes
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.kafka.writer_ownership import has_retired, has_written, last_heartbeat
 from forebay.errors import ChangelogError, ChangelogUnreachable
+from forebay.output import quantity
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 
@@ -149,9 +150,9 @@ class KafkaChangelog:
             on_partition()
         return appended
 
-    def compaction_text(self, spec: StoreSpec, records: int) -> str:
-        """What a compaction has done, for its operator."""
-        return f"{records} superseded records of {spec.topic} are left to the brokers to remove"
+    def compaction_text(self, spec: StoreSpec, records: int, limits: CompactionLimits) -> str:
+        """What a compaction has done, for its operator; the limits are the brokers'."""
+        return f"{quantity(records, 'superseded record')} of {spec.topic} left to the brokers to remove"
 
     def compacted_ms(self, topic: str) -> int | None:
         """Nothing tells: a second compaction finds nothing left to do."""

@@ -250,8 +250,13 @@ class KafkaTopics:
     def silent(self) -> str:
         """The same if no broker answers."""
         self.admin.client.poll(0)
-        newest = self._errors.newest
-        return f"No broker of {self._url} answers{'' if newest is None else f': {newest}'}."
+        return self._silent(self._errors.newest)
+
+    def _silent(self, why: str | None) -> str:
+        reason = "" if why is None else f": {why}"
+        return (
+            f"No broker of {self._url} answers{reason}. Start the brokers, or correct the URL and its properties."
+        )
 
     def ensure_assignments(self, application_id: str) -> str:
         """Create the topic where a worker group keeps its assignments, unless it is there; returns its name."""
@@ -287,7 +292,7 @@ class KafkaTopics:
 
     def _requested(self, request: Callable[[AdminClient], T]) -> T:
         if boot_ms() < self._unreachable_until:
-            raise ChangelogUnreachable(f"No broker of {self._url} answers.")
+            raise ChangelogUnreachable(self._silent(None))
         try:
             # Makes the client deliver events since the last request, which may be long ago.
             admin = self.admin.client
@@ -305,7 +310,7 @@ class KafkaTopics:
             self.admin.client.poll(0)
             why = self._errors.newest or ("time-out" if kafka_error is None else kafka_error.str())
             self.renew_if_silent()
-            return ChangelogUnreachable(f"No broker of {self._url} answers: {why}.")
+            return ChangelogUnreachable(self._silent(why))
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return TopicMissing(f"There is no such topic at {self._url}.")
         if passes(kafka_error):

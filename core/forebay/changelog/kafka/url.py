@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from forebay.errors import SettingError
+from forebay.file_access import cause
 
 _FORM = "kafka://HOST:PORT,HOST:PORT?name=value&properties=FILE"
 _SUPPORTED_BY_ALL = {"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"}
@@ -212,7 +213,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"The file {path} of the Kafka URL cannot be read: {error}.") from None
+        raise SettingError(f"The file {path} of the Kafka URL cannot be read: {cause(error, path)}.") from None
 
 
 def _read_key(path: Path) -> str:

@@ -25,6 +25,7 @@ from forebay.changelog.base import (
 from forebay.changelog.sqlite import batches, log_file, writers
 from forebay.changelog.sqlite.compaction import compact
 from forebay.changelog.sqlite.consumer import SqliteConsumer
+from forebay.durations import duration
 from forebay.errors import (
     BatchConflict,
     ChangelogElsewhere,
@@ -34,6 +35,8 @@ from forebay.errors import (
     RecordDamaged,
     TopicMissing,
 )
+from forebay.file_access import cause, denial
+from forebay.output import quantity
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 
@@ -78,7 +81,8 @@ class SqliteChangelog:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             kind = ChangelogUnusable if error.errno in _OF_THE_DISK else ChangelogError
-            raise kind(f"The changelog directory {self.directory} cannot be created: {error.strerror}.") from None
+            reason = cause(error, self.directory)
+            raise kind(f"The changelog directory {self.directory} cannot be created: {reason}.") from None
         file_system = _file_system(self.directory.resolve(), mounts)
         if _is_shared(file_system):
             raise ChangelogElsewhere(
@@ -88,7 +92,7 @@ class SqliteChangelog:
         try:
             self.directory_id = self._directory_id()
         except OSError as error:
-            raise ChangelogUnusable(_unusable(self.directory, error)) from None
+            raise _unusable(self.directory, error) from None
         with self._topics() as connection:
             log_file.enable_wal(connection)
             for statement in _SCHEMA.split(";"):
@@ -279,7 +283,7 @@ class SqliteChangelog:
             try:
                 removed += compact(path, spec, limits, _now_ms())
             except _NOT_COMPACTED as error:
-                failures.append(f"{path}: {error}")
+                failures.append(f"{path}: {denial(path) or error}")
             on_partition()
         if failures:
             raise ChangelogError(
@@ -290,9 +294,14 @@ class SqliteChangelog:
             connection.execute("INSERT OR REPLACE INTO compaction VALUES (?, ?)", (spec.topic, _now_ms()))
         return removed
 
-    def compaction_text(self, spec: StoreSpec, records: int) -> str:
-        """What a compaction has done, for its operator."""
-        return f"{records} records removed from {spec.topic}"
+    def compaction_text(self, spec: StoreSpec, records: int, limits: CompactionLimits) -> str:
+        """What a compaction has done, and what stays, for its operator."""
+        removed = f"{quantity(records, 'record')} removed from {spec.topic}."
+        if not limits.min_compaction_lag_ms:
+            return removed
+        return (
+            f"{removed} Those of the last {duration(limits.min_compaction_lag_ms)} stay: --min-compaction-lag-ms."
+        )
 
     def compacted_ms(self, topic: str) -> int | None:
         """When any process last completed a topic's compaction, in epoch milliseconds; None if never."""
@@ -306,7 +315,7 @@ class SqliteChangelog:
             with _closing(str(self.directory / _TOPICS_FILE), create=True) as connection:
                 yield connection
         except sqlite3.Error as error:
-            raise ChangelogUnusable(_unusable(self.directory, error)) from None
+            raise _unusable(self.directory, error) from None
 
     def _topic(self, topic: str) -> tuple[int, str]:
         with self._topics() as connection:
@@ -369,11 +378,19 @@ def naming(path: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise ChangelogUnusable(_unusable(path, error)) from None
+        raise _unusable(path, error) from None
 
 
-def _unusable(path: str | Path, error: Exception) -> str:
-    return f"The changelog {path} cannot be used: {error}. Is its disk full or read-only, or the file gone?"
+def _unusable(path: str | Path, error: Exception) -> ChangelogUnusable:
+    denied = denial(path) or denial(Path(path, _TOPICS_FILE))
+    if denied is None:
+        return ChangelogUnusable(
+            f"The changelog {path} cannot be used: {error}. Is its disk full or read-only, or the file gone?"
+        )
+    unusable = ChangelogUnusable(f"The changelog {path} cannot be used: {denied}.")
+    # Trying again helps no more than with other wrong settings.
+    unusable.exit_status = 2
+    return unusable
 
 
 def _is_shared(file_system: str) -> bool:

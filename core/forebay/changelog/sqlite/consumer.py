@@ -15,6 +15,7 @@ from forebay.changelog.sqlite import log_file
 from forebay.changelog.sqlite.checksums import Checked, Row, check, without_holes
 from forebay.changelog.sqlite.log_file import LogState
 from forebay.clock import boot_ms
+from forebay.file_access import denial
 from forebay.file_events import FileEvents
 from forebay.lag import EndOffset
 from forebay.task_ids import TopicPartition
@@ -336,6 +337,9 @@ def _failure(path: str, error: Exception) -> ReadFailure:
         return ReadFailure(str(error), lasting=True)
     if not isinstance(error, sqlite3.Error | OSError):
         return ReadFailure(f"The log {path} is damaged: {error}. {_IF_DAMAGED}", lasting=True)
+    denied = denial(path)
+    if denied is not None:
+        return ReadFailure(f"The log {path} cannot be read: {denied}.", lasting=True)
     topic = os.path.dirname(path)
     for directory in (os.path.dirname(topic), topic):
         if not os.path.isdir(directory):

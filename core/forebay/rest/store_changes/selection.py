@@ -113,10 +113,10 @@ def make_selection(spec: StoreSpec, parameters: ReadParameters, max_key_bytes: i
 def _keys(spec: StoreSpec, text: bytes, max_key_bytes: int) -> tuple[bytes, ...]:
     try:
         keys = read_batch_keys(b'{"keys":%b}' % text, max_key_bytes).values
-    except BadRequest as problem:
+    except BadRequest:
+        # Its detail is about a body.
         raise BadParameter(
-            f'keys must be a JSON array of at most {MOST_KEYS} keys, such as ["UA","AA"]. {problem.detail}',
-            parameter="keys",
+            f'keys must be a JSON array of at most {MOST_KEYS} keys, such as ["UA","AA"].', parameter="keys"
         ) from None
     if not keys:
         raise BadParameter("keys is empty; leave it out to follow the whole store.", parameter="keys")
