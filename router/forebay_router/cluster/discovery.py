@@ -205,7 +205,9 @@ class Discovery:
             if not self._cluster.take(address, body, host, status, polled_boot_ms):
                 return host
         self._watch(host)
-        await self._learn(address, self._cluster.workers[host].generation)
+        if host == address:
+            # Behind another address may be several workers, whose stores and map would not fit each other.
+            await self._learn(address, self._cluster.workers[host].generation)
         return host
 
     async def _learn(self, address: HostInfo, generation: Generation) -> None:

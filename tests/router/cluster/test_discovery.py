@@ -161,6 +161,23 @@ async def test_vanished_worker_is_forgotten(monkeypatch):
             await discovery.stop()
 
 
+async def test_map_comes_from_a_workers_own_address():
+    """Behind a seed's name there may be several workers, each with a map and stores of its own."""
+    own: dict[str, object] = {}
+    behind: dict[str, object] = {}
+    received: list[bytes] = []
+    async with worker(own, mapped=True) as host, worker(behind, mapped=True, received=received) as seed:
+        behind["host"] = str(host)
+        known, discovery = discovering([seed])
+        await discovery.start()
+        try:
+            await until(lambda: discovery.ready and known.metadata.stores)
+            assert received
+            assert not any(b"/v1/stores" in head or b"/v1/metadata" in head for head in received)
+        finally:
+            await discovery.stop()
+
+
 async def test_seed_that_left_is_named_as_a_seed(monkeypatch):
     """It is polled on, and found again when a worker is back."""
     monkeypatch.setattr("forebay_router.cluster.discovery._FORGET_AFTER_MS", 300.0)
