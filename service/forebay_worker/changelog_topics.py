@@ -11,6 +11,7 @@ from forebay.errors import ChangelogError, ChangelogUnreachable, TopicMissing
 from forebay.store_spec import StoreSpec
 from forebay.topology import Topology
 from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.inspection import was_only_begun
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,10 @@ class TopicCreation:
         try:
             self._changelog.ensure(spec, create=self._create and not built)
         except TopicMissing:
+            if built and self._create and self._was_only_begun(spec.name):
+                self._built.discard(spec.name)
+                self._ensure(spec)
+                return
             if not built or spec.external:
                 raise
             raise TopicMissing(
@@ -107,3 +112,8 @@ class TopicCreation:
                 "for good, create an empty one with 'forebay topology apply': the state is rebuilt from it."
             ) from None
         self._left.remove(spec)
+
+    def _was_only_begun(self, store: str) -> bool:
+        """Whether no directory of a store has content: no log was there when it was made."""
+        here = [task for task, name in self._directory.stores_on_disk() if name == store]
+        return all(was_only_begun(self._directory.store_path(task, store)) for task in here)

@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from forebay.errors import TopicRefused
+from forebay.errors import TopicMissing, TopicRefused
+from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology_file import parse_topology
 from forebay_worker.changelog_topics import TopicCreation
 from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.rocksdb import RocksDbStore
 from tests.support.cluster import wait_until
+from tests.support.held_tasks import MEMORY
 
 TOPOLOGY = parse_topology(
     {"application_id": "app", "subtopology": [{"name": "s", "partitions": 1, "store": [{"name": "a"}]}]}
@@ -60,3 +64,36 @@ def test_unresponsive_log_delays_no_start(directory, monkeypatch):
     log.refuses = False
     wait_until(lambda: topics.storage_fault is None, "its end")
     topics.stop()
+
+
+class NewLog:
+    """A log that was never reached before, and has no topics."""
+
+    url = "kafka://b:1"
+
+    def __init__(self) -> None:
+        self.created: list[str] = []
+
+    def ensure(self, spec: StoreSpec, *, create: bool) -> None:
+        if not create:
+            raise TopicMissing(f"There is no topic {spec.topic!r}.")
+        self.created.append(spec.topic)
+
+
+@pytest.mark.parametrize("has_content", [False, True], ids=["begun", "built"])
+def test_a_store_begun_without_a_log_keeps_no_topic_from_being_created(directory, has_content):
+    """One with content was built from a log that must be somewhere."""
+    path = directory.store_path(TaskId(0, 0), "a")
+    store = RocksDbStore("a", path, MEMORY.options())
+    if has_content:
+        store.commit({TopicPartition("app-a-changelog", 0): CommittedOffset(7)})
+    store.close()
+    log = NewLog()
+    topics = TopicCreation(log, TOPOLOGY, directory, create=True)
+    if has_content:
+        with pytest.raises(TopicMissing, match="has state that was built from it"):
+            topics.start()
+    else:
+        topics.start()
+    topics.stop()
+    assert log.created == ([] if has_content else ["app-a-changelog"])

@@ -46,6 +46,16 @@ def read_content(path: Path) -> StoreContent:
     return StoreContent(identity, {**checkpointed, **offsets}, restored)
 
 
+def was_only_begun(path: Path) -> bool:
+    """Whether a RocksDB store was opened, and never committed anything; False if it cannot be read."""
+    try:
+        if read_identity(path) is not None or not (path / "CURRENT").exists():
+            return False
+        return _read_rocksdb(path) == (None, {})
+    except Exception:
+        return False
+
+
 def read_identity(path: Path) -> StoreIdentity | None:
     """The identity of a user's supplier's store, None without one; raises ``ValueError`` or ``TypeError``."""
     try:
