@@ -177,4 +177,4 @@ def named(document: dict[str, Any]) -> set[str]:
 def top_level(documented: str) -> set[str]:
     """The members before and between the lists' items."""
     without_notes = re.sub(r" \([^)]*\)", "", documented)
-    return set(re.findall(r"`(\w+)`", re.sub(r":[^;]*", "", without_notes)))
+    return set(re.findall(r"`(\w+)`", re.sub(r":[^.]*", "", without_notes)))

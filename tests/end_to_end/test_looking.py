@@ -1,6 +1,7 @@
 """``forebay query`` and ``forebay status`` of what is running."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,21 @@ def test_query_prints_long_numbers_and_surrogates_unchanged(cluster):
         assert f'"value": {value},' in forebay("query", "counts", key, "--url", f"http://{router}").stdout
     status = json.loads(forebay("status", "--json", "--url", f"http://{router}").stdout)
     assert {row["store"] for row in status["lags"]} >= {"counts", "hours"}
+
+
+def test_query_prints_all_pages_an_item_a_line(cluster):
+    cluster.put("counts", {b"k%03d" % n: b"1.%d0" % n for n in range(25)})
+    cluster.start_worker()
+    router = cluster.start_router()
+    cluster.wait_settled(router, replicas=1)
+    done = forebay("query", "counts", "--all", "--limit", 10, "--url", f"http://{router}")
+    assert done.stdout.splitlines() == [f'{{"key":"k{n:03}","value":1.{n}0}}' for n in range(25)]
+    assert re.fullmatch(r"25 entries, at most .+ behind the log\.\n", done.stderr)
+    refused = forebay("query", "counts", "--all", "--max-age-ms", 0, "--url", f"http://{router}")
+    assert refused.returncode == 1
+    assert '"status":412' in refused.stdout.replace(" ", "")
+    misplaced = forebay("query", "counts", "k000", "--all", "--url", f"http://{router}")
+    assert (misplaced.returncode, misplaced.stdout) == (2, "")
 
 
 def test_a_status_that_is_watched_goes_to_a_pipe_too(cluster):

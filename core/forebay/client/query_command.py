@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
-import secrets
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +16,9 @@ from rich.text import Text
 
 from forebay.client import Answer, Client, ReplicaInfo
 from forebay.client.command_target import Server, server_options
+from forebay.client.exact_json import ExactJson
 from forebay.client.key_arguments import KeyCommand
+from forebay.client.printed_pages import print_pages
 from forebay.client.problems import problem_of_response
 from forebay.client.read_plans import REWRITTEN
 from forebay.errors import ForebayError, Problem
@@ -54,6 +54,7 @@ def _list_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--reverse", is_flag=True, help="List from the end.")
 @click.option("--limit", type=int, help="Maximum number of items in the page.")
 @click.option("--cursor", metavar="NEXT", help="List the page after the one that says so in its member next.")
+@click.option("--all", "every_page", is_flag=True, help="List every page: an item a line, as JSON.")
 @click.option("--allow-partial", is_flag=True, help="List what can be had if partitions cannot be read.")
 @click.option("--follow", is_flag=True, help="Print the value and each new one, until Ctrl-C.")
 @click.option("--max-record-lag", type=int, help="Maximum number of records the answer may be behind.")
@@ -65,7 +66,9 @@ def _list_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--wait-ms", type=int, help="How long a replica may wait to meet the bounds or the position.")
 @click.option("--timeout-ms", type=int, help="Total time for the request.")
 @json_output
-def query(store: str, key: str | None, server: Server, follow: bool, output: Output, **options: Any) -> None:
+def query(
+    store: str, key: str | None, server: Server, every_page: bool, follow: bool, output: Output, **options: Any
+) -> None:
     """Read one KEY of a STORE and print the answer, or list a page of it, without KEY of all keys.
 
     Exit status 1 if there is no answer.
@@ -75,6 +78,8 @@ def query(store: str, key: str | None, server: Server, follow: bool, output: Out
         raise click.NoSuchOption(store)
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     listed = _listed(key, follow, given)
+    if every_page and (listed is None or follow):
+        raise ForebayError("--all works on lists; leave it out, or leave out the key.")
     parameters_given = {name: value for name, value in given.items() if name not in _KINDS}
     if follow and key is not None:
         _follow(server, store, key, parameters_given)
@@ -86,12 +91,11 @@ def query(store: str, key: str | None, server: Server, follow: bool, output: Out
         found = server.ask("POST", _with(f"{path}/batch-get", parameters), body)
         text, had = _single(server, found)
     else:
-        posted = posted_cursor(parameters.get("cursor", ""))
-        if posted is not None:
-            del parameters["cursor"]
-        target = _with(path + _rest(key, listed), parameters)
-        found = server.get(target) if posted is None else server.ask("POST", target, posted.decode())
-        server.document(found)
+        path += _rest(key, listed)
+        if every_page and listed is not None:
+            print_pages(listed, lambda cursor: _page(server, path, {**parameters, **cursor}))
+            return
+        found = _page(server, path, parameters)
         text, had = found.text, found.status_code == 200
     output.show_text(text, _coloured(text))
     if not had:
@@ -134,17 +138,25 @@ def _rest(key: str | None, listed: str | None) -> str:
     return f"/keys/{segment.replace('.', '%2E')}/{listed}" if listed else f"/keys/{segment}"
 
 
+def _page(server: Server, path: str, parameters: Mapping[str, str]) -> httpx.Response:
+    """An answer whose body is a JSON object; a cursor that is too long for a path goes in a body."""
+    posted = posted_cursor(parameters.get("cursor", ""))
+    if posted is None:
+        found = server.get(_with(path, parameters))
+    else:
+        others = {name: value for name, value in parameters.items() if name != "cursor"}
+        found = server.ask("POST", _with(path, others), posted.decode())
+    server.document(found)
+    return found
+
+
 def _with(path: str, parameters: Mapping[str, str]) -> str:
     return f"{path}?{urlencode(parameters, errors='surrogateescape')}" if parameters else path
 
 
 def _coloured(text: str) -> Text:
-    """A JSON document as a terminal shows it; its numbers unchanged, even if longer than Python's."""
-    mark = secrets.token_hex(8)
-    document = json.loads(text, parse_float=lambda number: mark + number)
-    shown = json.dumps(document, indent=2, ensure_ascii=False)
-    shown = re.sub(f'"{mark}([^"]*)"', r"\1", shown)
-    return JSONHighlighter()(printable(shown))
+    """A JSON document as a terminal shows it."""
+    return JSONHighlighter()(printable(ExactJson(text).text(indent=2)))
 
 
 def _single(server: Server, batch: httpx.Response) -> tuple[str, bool]:
