@@ -1298,6 +1298,22 @@ MUTANTS: tuple[Mutant, ...] = (
         ("service/group/sqlite/test_membership.py::test_other_topologys_member_does_not_lead",),
     ),
     Mutant(
+        "each-task-a-kind",
+        "a round's work grows with the tasks",
+        "forebay_worker.group.augmenting_path:AugmentingPaths._kind",
+        "self._demand.refused(task, names)",
+        "self._demand.refused(task, [*names, str(task)])",
+        ("service/group/test_assignor.py::test_a_round_grows_linearly_with_one_subtopology",),
+    ),
+    Mutant(
+        "held-never-passed-on",
+        "standbys are balanced where members with room hold what is left",
+        "forebay_worker.group.target_assignment:_squeeze_in",
+        "for moving in (False, True)",
+        "for moving in (False,)",
+        ("service/group/test_assignor.py::test_actives_and_standbys_are_balanced_once_settled",),
+    ),
+    Mutant(
         "obstructed-copies-dropped",
         "a caught-up replica is kept though its machine refuses writes",
         "forebay_worker.group.current_assignment:_held_standbys",
