@@ -1378,6 +1378,22 @@ MUTANTS: tuple[Mutant, ...] = (
         ("service/group/test_assignor.py::test_unchecked_copies_release_nothing",),
     ),
     Mutant(
+        "place-of-one-that-does-not-return",
+        "a member that is gone for good keeps no place",
+        "forebay_worker.group.group_member:GroupMember._absent",
+        "missing - lost | holding",
+        "missing | holding",
+        ("service/group/test_group_member.py::test_last_message_decides_whether_a_member_may_return",),
+    ),
+    Mutant(
+        "place-for-one-that-is-gone",
+        "a member that is gone without copies is given no place",
+        "forebay_worker.group.election:may_get_place",
+        "may_return(info) and bool(info.offsets)",
+        "may_return(info)",
+        ("service/group/sqlite/test_membership.py::test_member_that_is_gone_for_good_gets_no_place_again",),
+    ),
+    Mutant(
         "rebuilt-at-once",
         "a member is expected back for standby_rebuild_delay_ms",
         "forebay_worker.group.rebuild_delay:Absences.__init__",

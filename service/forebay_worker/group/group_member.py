@@ -40,7 +40,7 @@ from dataclasses import dataclass, field, replace
 
 from forebay.streams_metadata import NO_GENERATION, Generation
 from forebay.topology import Topology
-from forebay_worker.group.election import alike, holders, may_lead
+from forebay_worker.group.election import alike, holders, may_get_place, may_lead, may_return
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 from forebay_worker.group.placement import Assignment
@@ -213,8 +213,10 @@ class GroupMember:
             self._absences.forget()
             self._last_led = inbox.previous.generation
         elsewhere = missing & here.keys()
-        gone = inbox.gone_since.keys() & alike(self._topology, inbox.subscriptions).keys()
-        until = self._absences.expected_back((missing | gone) - elsewhere, inbox.gone_since, now)
+        gone = {name: info for name, info in inbox.subscriptions.items() if name in inbox.gone_since}
+        lost = {name for name, info in gone.items() if not may_return(info)}
+        holding = {name for name, info in alike(self._topology, gone).items() if may_get_place(info)}
+        until = self._absences.expected_back((missing - lost | holding) - elsewhere, inbox.gone_since, now)
         self.next_round_boot_ms = min(until.values(), default=math.inf)
         return {name: self._racks.get(name) for name in (*until, *elsewhere)}
 

@@ -23,6 +23,7 @@ from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay.topology_file import parse_topology
 from forebay_worker.group.assignor import AssignmentPolicy
+from forebay_worker.group.election import holders
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.group.messages import VERSION, AssignmentInfo, SubscriptionInfo, UnsupportedVersion
@@ -92,6 +93,7 @@ class Node:
     """Tasks that were begun from nothing."""
     built_as_active: set[TaskId] = field(default_factory=set)
     map: ClusterMap = field(default_factory=ClusterMap)
+    info: AssignmentInfo | None = None
     incarnation: int = 1
     rack: str | None = None
     health: MemberHealth = MemberHealth.HEALTHY
@@ -108,7 +110,7 @@ class Node:
         )
 
     def on_assignment(self, info: AssignmentInfo) -> None:
-        self.map = info.map(self.topology)
+        self.map, self.info = info.map(self.topology), info
         self.actives, standbys = info.tasks_of(self.name)
         if self.name in info.hosts:
             held = self.actives | standbys
@@ -266,6 +268,25 @@ def test_place_of_a_non_returning_member_is_given_away(group, how):
     group.go_on(a, b, for_ms=(SESSION_MS if how == "dies" else 0) + 4 * TICK_MS)
     assert a.built | b.built != set()
     group.assert_served_by(a, b)
+
+
+@pytest.mark.parametrize("gone", ["does not return", "evicted", "left within a round"])
+def test_member_that_is_gone_for_good_gets_no_place_again(group, gone):
+    """A place that it had would leave tasks without a standby for the rebuild delay."""
+    a, b = group.settled("a", "b")
+    leaver = group.node("c")
+    if gone == "left within a round":
+        group.round(leaver)
+    else:
+        leaver.returns = gone != "does not return"
+        group.go_on(a, b, leaver, for_ms=SESSION_MS)
+        leaver.health = MemberHealth.EVICTED if gone == "evicted" else MemberHealth.HEALTHY
+        group.go_on(a, b, leaver, for_ms=SESSION_MS)
+    leaver.membership.leave()
+    group.go_on(a, b, for_ms=SESSION_MS)
+    group.assert_served_by(a, b)
+    assert holders(a.info.assignment) == {"a", "b"}
+    assert a.info.assignment.settled
 
 
 def test_degraded_members_actives_move_before_its_place(group):
