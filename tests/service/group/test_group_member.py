@@ -13,7 +13,7 @@ from forebay.topology_file import parse_topology
 from forebay_worker.group.group_member import GroupMember, Inbox
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.member_health import MemberHealth
-from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
+from forebay_worker.group.messages import AssignmentInfo, Location, SubscriptionInfo
 from forebay_worker.group.placement import Assignment, Placement
 
 SESSION_MS, REBUILD_MS, INITIAL_MS = 6_000, 60_000, 3_000
@@ -189,15 +189,14 @@ def test_holder_of_another_topology_counts_as_absent(member):
     other = {**members, "c": subscription("c", fingerprint="other", rack="left")}
     for now in (0, 10 * REBUILD_MS):
         led = member.lead(Inbox(other, assignment(1), Generation(1, 1)), now)
-        assert led.absent == {"c": "left"}
+        assert led.absent == {"c": Location("left", "c")}
         assert led.present.keys() == {"a", "b"}
 
 
-def test_the_rack_of_a_member_that_is_gone_is_remembered(member):
-    racks = {name: subscription(name, rack=f"rack of {name}") for name in "abc"}
-    member.lead(Inbox(racks, assignment(1), Generation(1, 1)), 0)
-    del racks["c"]
-    assert member.lead(Inbox(racks, assignment(1), Generation(1, 1)), 1).absent == {"c": "rack of c"}
+def test_previous_assignment_says_where_a_gone_member_was(member):
+    """A new leader on Kafka never saw its message."""
+    previous = replace(assignment(1, present="ab"), racks={"c": "left"}, machines={"c": "m1"})
+    assert member.lead(inbox("ab", previous), 1).absent == {"c": Location("left", "m1")}
 
 
 def test_a_group_without_an_assignment_waits_for_its_members(member):
