@@ -403,6 +403,25 @@ def test_value_changed_before_commit_replaces_the_old(spark, sink, tmp_path):
     run(sink.write(more, "latest", key="k"), tmp_path)
 
 
+@pytest.mark.parametrize("order_by", [None, "n"], ids=["runs", "shuffle"])
+def test_refused_repeat_leaves_every_partition_as_it_was(spark, sink, tmp_path, order_by):
+    """The query can be run as it was, though only one partition refused the other rows."""
+    import shutil
+
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add(*({"k": f"k{n}", "n": n} for n in range(20)))
+    arguments = {"store": "latest", "key": "k", "order_by": order_by}
+    run(sink.write(source.df, **arguments), tmp_path)
+    before = log_of(sink, "latest")
+    more = source.df.selectExpr("explode(array(k, k || '-more')) AS k", "n").where("k <> 'k0'")
+    for _ in range(2):
+        shutil.rmtree(tmp_path / "checkpoint" / "commits")
+        assert "run it once more as it was" in refusal(sink.write(more, **arguments), tmp_path)
+        assert log_of(sink, "latest") == before
+        run(sink.write(source.df, **arguments), tmp_path)
+    assert log_of(sink, "latest") == before
+
+
 def test_older_checkpoint_brings_no_old_value_back(spark, sink, tmp_path):
     """Values that are not the newest of the log are refused."""
     import shutil

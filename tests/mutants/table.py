@@ -2480,6 +2480,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "False",
         ("core/changelog/sqlite/test_changelog.py::test_log_without_a_partition_lacks_a_querys_writes",),
     ),
+    Mutant(
+        "repeat-refused-in-part",
+        "a repeated batch that one partition refuses is written to none",
+        "forebay.spark.sqlite_destination:SqliteDestination._replace",
+        "are_new = refusing(spec, lambda: append(replace(target, dry_run=True)))",
+        "are_new = refusing(spec, lambda: append(target))",
+        ("end_to_end/test_spark_sink.py::test_refused_repeat_leaves_every_partition_as_it_was",),
+    ),
+    Mutant(
+        "dry-run-kept",
+        "what a batch is compared by is not written",
+        "forebay.changelog.sqlite.log_file:transaction",
+        'connection.execute("ROLLBACK" if dry_run else "COMMIT")',
+        'connection.execute("COMMIT")',
+        ("core/changelog/sqlite/test_batches.py::test_dry_run_tells_what_a_batch_would_do",),
+    ),
     # The state tap: the log has the state, and each batch once.
     Mutant(
         "tap-follows-another-history",

@@ -70,6 +70,8 @@ class Target:
     versioned: bool
     latest: bool = False
     """Whether the keys end with an order."""
+    dry_run: bool = False
+    """Whether the rows are compared with those of an earlier attempt, and nothing is kept."""
 
 
 def partition_rows(
@@ -171,14 +173,14 @@ def write_rows(target: Target) -> Callable[[Batches], Batches]:
 
 
 def append_partition(target: Target, partition: int, rows: Iterable[Row]) -> pa.RecordBatch:
-    """Append a partition's rows and their marker in one transaction; returns how many there were.
+    """Append a partition's rows and their marker in one transaction, as ``append_batch`` does.
 
-    Raises ``WriteRefused``.
+    Returns a row with the partition and the members of ``WrittenBatch``. Raises ``WriteRefused``.
     """
     check_directory(target.directory, target.directory_id, target.driver_host, socket.gethostname())
     path = partition_path(target.directory, target.topic, partition)
     try:
-        count, next_offset = append_batch(
+        written = append_batch(
             path,
             rows,
             writer=target.writer,
@@ -186,6 +188,7 @@ def append_partition(target: Target, partition: int, rows: Iterable[Row]) -> pa.
             batch_id=target.batch_id,
             write_name=target.write_name,
             timed=target.versioned,
+            dry_run=target.dry_run,
         )
     except sqlite3.Error as error:
         raise WriteRefused(
@@ -195,8 +198,9 @@ def append_partition(target: Target, partition: int, rows: Iterable[Row]) -> pa.
     return pa.RecordBatch.from_pydict(
         {
             "partition": pa.array([partition], pa.int32()),
-            "row_count": pa.array([count], pa.int64()),
-            "next_offset": pa.array([next_offset], pa.int64()),
+            "row_count": pa.array([written.row_count], pa.int64()),
+            "next_offset": pa.array([written.next_offset], pa.int64()),
+            "is_new": pa.array([written.is_new], pa.bool_()),
         }
     )
 

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import sqlite3
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from forebay.changelog.sqlite.checksums import with_checksums
 from forebay.changelog.sqlite.log_file import INSERT_INTO, WriteRefused, connect, prepare_to_write, transaction
@@ -24,6 +24,16 @@ _PARAMETERS = 5
 """Those of a row in such a statement."""
 
 
+class WrittenBatch(NamedTuple):
+    """What a partition has of a batch, or would have."""
+
+    row_count: int
+    next_offset: int
+    """The partition's next offset after them."""
+    is_new: bool
+    """Whether the rows were appended. False if an earlier attempt has written the same ones."""
+
+
 def append_batch(
     path: str,
     rows: Iterable[tuple[bytes, bytes | None, int]],
@@ -33,16 +43,17 @@ def append_batch(
     batch_id: int,
     write_name: str,
     timed: bool = False,
-) -> tuple[int, int]:
+    dry_run: bool = False,
+) -> WrittenBatch:
     """Append a micro-batch's rows ``(key, value, timestamp_ms)`` and its marker in one transaction.
 
     A batch that was already written is compared with its marker and skipped. Different rows take its place if it
     is the query's newest batch and no key of it is missing among them; otherwise they raise ``WriteRefused``, also
-    where the first attempt wrote none: they would come after those of newer batches.
-    Returns the number of rows and the partition's next offset after them. ``timed`` rows have their own
-    timestamps, as versions do; others have that of the attempt, which a repeat need not match.
+    where the first attempt wrote none: they would come after those of newer batches. ``timed`` rows have their own
+    timestamps, as versions do; others have that of the attempt, which a repeat need not match. A ``dry_run`` does
+    the same and rolls it back.
     """
-    with contextlib.closing(connect(path)) as connection, transaction(connection):
+    with contextlib.closing(connect(path)) as connection, transaction(connection, dry_run=dry_run):
         prepare_to_write(connection, path)
         claim_writer(connection, writer, query_id)
         marker = connection.execute(
@@ -61,7 +72,7 @@ def append_batch(
         count, digest = _append(connection, offset, rows, timed)
         if marker is not None and (count, digest) == marker[:2]:
             connection.execute("ROLLBACK TO before_rows")
-            return count, int(marker[2])
+            return WrittenBatch(count, int(marker[2]), is_new=False)
         if marker is None and count and newest is not None and batch_id < newest:
             raise differs(path, write_name, batch_id, 0, count)
         if marker is not None and (batch_id != newest or _misses_a_key(connection, marker, offset, timed)):
@@ -76,7 +87,7 @@ def append_batch(
             (query_id, write_name, batch_id - _BATCHES_KEPT),
         )
         connection.execute("UPDATE state SET next_offset = ?", (offset,))
-        return count, offset
+        return WrittenBatch(count, offset, is_new=True)
 
 
 def newest_batch(path: str, query_id: str, write_name: str) -> int | None:

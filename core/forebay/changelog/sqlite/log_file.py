@@ -155,8 +155,8 @@ def prepare_to_write(connection: sqlite3.Connection, path: str) -> None:
 
 
 @contextlib.contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """A write transaction, rolled back on any error."""
+def transaction(connection: sqlite3.Connection, *, dry_run: bool = False) -> Iterator[sqlite3.Connection]:
+    """A write transaction, rolled back on any error, and at the end of a ``dry_run``."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield connection
@@ -164,7 +164,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-    connection.execute("COMMIT")
+    connection.execute("ROLLBACK" if dry_run else "COMMIT")
 
 
 def is_written_to(cursor: sqlite3.Cursor) -> bool:
