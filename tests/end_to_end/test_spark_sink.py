@@ -18,7 +18,6 @@ from forebay.changelog import Record
 from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
-from forebay.changelog.sqlite.writers import has_retired
 from forebay.errors import SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.position import decode_position
@@ -821,10 +820,8 @@ def test_fill_is_applied_once_per_name(spark, sink, tmp_path, monkeypatch):
     assert content(sink, "latest") == {b"a": {"n": 4}, b"e": {"n": 4}}
     deleted = [r[1] for records in log_of(sink, "latest").values() for r in records if r[2] is None]
     assert sorted(deleted) == [b"b", b"c", b"d"]
-    for partition in range(3):
-        path = sink._changelog.path(TopicPartition("t-latest-changelog", partition))
-        assert all(has_retired(path, f"fill-{name}") for name in ("correction", "snapshot"))
-        assert not has_retired(path, "latest")
+    for name in ("fill-correction", "fill-snapshot"):
+        assert sink._changelog.last_heartbeat("t-latest-changelog", name) is None
     sink.fill(table(), "latest", key="k", name="nothing", snapshot=True)
     assert content(sink, "latest") == {}
     # The stream goes on.
@@ -835,6 +832,19 @@ def test_fill_is_applied_once_per_name(spark, sink, tmp_path, monkeypatch):
         sink.fill(source.df, "latest", key="k", name="stream")
     with pytest.raises(SinkError, match="'prices' is a versioned store"):
         sink.fill(table(), "prices", key="k", name="prices", snapshot=True)
+
+
+def test_fill_that_was_given_up_is_continued(spark, sink):
+    """Only a fill that was through does nothing when it is called again."""
+    rows = [(f"k{n}", n) for n in range(8)]
+    fill = functools.partial(sink.fill, store="latest", key="k", name="correction")
+    with pytest.raises(SinkError, match="more than one row for the key b'k0'"):
+        fill(spark.createDataFrame([*rows, ("k0", 1)], "k string, n int"))
+    sink._changelog.retire_writer("t-latest-changelog", "fill-correction")
+    fill(spark.createDataFrame(rows, "k string, n int"))
+    assert content(sink, "latest") == {key.encode(): {"n": n} for key, n in rows}
+    fill(spark.createDataFrame([("k0", 1)], "k string, n int"))
+    assert content(sink, "latest")[b"k0"] == {"n": 0}
 
 
 def test_records_for_sparks_kafka_sink_are_those_of_the_sink(spark, sink):

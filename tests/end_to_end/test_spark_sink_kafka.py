@@ -336,7 +336,7 @@ def test_fill_is_applied_once_and_a_snapshot_deletes(spark, sink, cluster, tmp_p
     sink.fill(table(k1=2), "latest", key="k", name="correction")
     sink.fill(table(k1=3), "latest", key="k", name="correction")
     topic = sink.topology.stores["latest"].topic
-    assert cluster.changelog.has_retired(topic, "fill-correction")
+    assert cluster.changelog.has_completed(topic, "fill-correction")
     url = f"http://{served(cluster)}/v1/stores/latest/keys"
     assert httpx.get(f"{url}/k1").json()["value"] == {"n": 2}
     sink.fill(table(k2=4, new=4), "latest", key="k", name="snapshot", snapshot=True)

@@ -2496,6 +2496,23 @@ MUTANTS: tuple[Mutant, ...] = (
         'connection.execute("COMMIT")',
         ("core/changelog/sqlite/test_batches.py::test_dry_run_tells_what_a_batch_would_do",),
     ),
+    Mutant(
+        "fill-given-up-is-through",
+        "a fill that was given up is continued when it is called again",
+        "forebay.spark.fill:fill",
+        "if changelog.has_completed(topic, writer.name):",
+        "if changelog.last_heartbeat(topic, writer.name) is None and changelog.has_written("
+        "topic, writer=writer.name, query_id=query_id):",
+        ("end_to_end/test_spark_sink.py::test_fill_that_was_given_up_is_continued",),
+    ),
+    Mutant(
+        "completed-without-a-word",
+        "only a writer that was retired as completed has completed",
+        "forebay.changelog.sqlite.writers:retire_writer",
+        "if completed:",
+        "if True:",
+        ("core/changelog/test_conformance.py::test_only_a_writer_retired_as_completed_has_completed",),
+    ),
     # The state tap: the log has the state, and each batch once.
     Mutant(
         "tap-follows-another-history",

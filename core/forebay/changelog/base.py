@@ -270,15 +270,19 @@ class Changelog(Protocol):
         """
         ...
 
-    def retire_writer(self, topic: str, writer: str) -> None:
+    def retire_writer(self, topic: str, writer: str, *, completed: bool = False) -> None:
         """Remove a writer that is gone for good from the store's age.
 
-        Raises ``ChangelogError`` if it is known that nothing was written under that name.
+        ``completed`` notes that it has written all that it had to. Raises ``ChangelogError`` if it is known that
+        nothing was written under that name.
         """
         ...
 
-    def has_retired(self, topic: str, writer: str) -> bool:
-        """Whether the log still shows that a writer was retired. Raises ``ChangelogError``."""
+    def has_completed(self, topic: str, writer: str) -> bool:
+        """Whether the log still shows that a writer was retired as ``completed``.
+
+        False for a log of which a partition was lost since. Raises ``ChangelogError``.
+        """
         ...
 
     def reset(self, spec: StoreSpec) -> str:

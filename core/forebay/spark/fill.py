@@ -29,10 +29,10 @@ _KEYS = T.StructType().add("partition", T.IntegerType()).add("key", T.BinaryType
 
 
 def fill(write: Write, df: DataFrame, *, snapshot: bool) -> None:
-    """Write all rows once under the writer's name, then retire it; see ``Sink.fill``."""
+    """Write all rows once under the writer's name, then retire it as completed; see ``Sink.fill``."""
     writer, changelog = write.writer, write.writer.log.changelog
     topic, query_id = writer.spec.topic, writer.name
-    if changelog.has_retired(topic, writer.name):
+    if changelog.has_completed(topic, writer.name):
         log.info("%s: %s was already through", writer.spec.name, writer.name)
         return
     # Until it is through, the age of the store is unknown, and no key is missing for sure.
@@ -45,7 +45,7 @@ def fill(write: Write, df: DataFrame, *, snapshot: bool) -> None:
         write.append_placed(rows, query_id, 0)
     finally:
         placed.unpersist()
-    changelog.retire_writer(topic, writer.name)
+    changelog.retire_writer(topic, writer.name, completed=True)
 
 
 def _tombstones(write: Write, placed: DataFrame) -> DataFrame:

@@ -16,7 +16,7 @@ from forebay.changelog.kafka.librdkafka_fetcher import LibrdkafkaFetcher
 from forebay.changelog.kafka.superseded_records import append_tombstones
 from forebay.changelog.kafka.topics import KafkaTopics, passes
 from forebay.changelog.kafka.url import KafkaUrl
-from forebay.changelog.kafka.writer_ownership import has_retired, has_written, last_heartbeat
+from forebay.changelog.kafka.writer_ownership import has_completed, has_written, last_heartbeat
 from forebay.errors import ChangelogError, ChangelogUnreachable
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
@@ -111,19 +111,22 @@ class KafkaChangelog:
         with _reading_heartbeats(topic, writer):
             return has_written(self.kafka, topic, writer, query_id)
 
-    def has_retired(self, topic: str, writer: str) -> bool:
-        """Whether the log still shows that a writer was retired; see ``Changelog``."""
+    def has_completed(self, topic: str, writer: str) -> bool:
+        """Whether the log still shows that a writer was retired as completed; see ``Changelog``."""
         with _reading_heartbeats(topic, writer):
-            return has_retired(self.kafka, topic, writer)
+            return has_completed(self.kafka, topic, writer)
 
     def ensure_group(self, application_id: str) -> str:
         """Create the topic of a worker group's assignments unless it is there; returns its name."""
         return self._topics.ensure_assignments(application_id)
 
-    def retire_writer(self, topic: str, writer: str) -> None:
-        """Remove a writer that is gone for good from the store's age."""
-        writing = HeartbeatWriter(self.kafka, topic, writer, None)
+    def retire_writer(self, topic: str, writer: str, *, completed: bool = False) -> None:
+        """Remove a writer that is gone for good from the store's age; see ``Changelog``."""
+        writing = HeartbeatWriter(self.kafka, topic, writer, None, completed=completed)
         writing.append(self._topics.describe(topic).partitions, None)
+        with self._lock:
+            # What wrote under the name here is fenced now.
+            self._writers.pop((topic, writer), None)
 
     def compact(
         self,

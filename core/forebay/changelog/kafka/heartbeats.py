@@ -13,7 +13,7 @@ from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.topics import passes
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.kafka.writer_ownership import known_writers, take_ownership
-from forebay.changelog.record_headers import HEARTBEAT_HEADER
+from forebay.changelog.record_headers import COMPLETED_HEADER, HEARTBEAT_HEADER
 from forebay.clock import boot_ms
 from forebay.errors import BatchConflict, ChangelogError, ChangelogUnreachable
 
@@ -31,7 +31,8 @@ class HeartbeatWriter:
 
     The first heartbeat fences an earlier ``HeartbeatWriter`` of the same topic and writer, whose next heartbeat
     raises ``BatchConflict``. So does the first heartbeat of a query that another superseded, even after a restart,
-    since the topic records that. ``query_id`` is None if it only retires the writer.
+    since the topic records that. ``query_id`` is None if it only retires the writer, which is marked as ``completed``
+    if it has written all that it had to.
     """
 
     def __init__(
@@ -41,12 +42,16 @@ class HeartbeatWriter:
         writer: str,
         query_id: str | None,
         timeout_ms: int = _TRANSACTION_TIMEOUT_MS,
+        *,
+        completed: bool = False,
     ) -> None:
         self._timeout_ms = timeout_ms
         self._topic = topic
         self._writer = writer
         self._query_id = query_id
         self._headers: list[tuple[str, str | bytes | None]] = [(HEARTBEAT_HEADER, b"")]
+        if completed:
+            self._headers.append((COMPLETED_HEADER, b""))
         self._producer: Producer | None = None
         self._url = url
         self._superseded: BatchConflict | None = None

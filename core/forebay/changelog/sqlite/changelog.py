@@ -233,7 +233,7 @@ class SqliteChangelog:
             found = found or here
         return found
 
-    def retire_writer(self, topic: str, writer: str) -> None:
+    def retire_writer(self, topic: str, writer: str, *, completed: bool = False) -> None:
         """Remove a writer that is gone for good from the store's age; see ``Changelog``."""
         partitions = range(self.partitions(topic))
         known: set[str] = set()
@@ -244,13 +244,15 @@ class SqliteChangelog:
             raise unknown_writer(topic, writer, known)
         for partition in partitions:
             with naming(path := self.path(TopicPartition(topic, partition))):
-                writers.retire_writer(path, writer)
+                writers.retire_writer(path, writer, completed=completed)
 
-    def has_retired(self, topic: str, writer: str) -> bool:
-        """Whether the log still shows that a writer was retired; see ``Changelog``."""
-        # It is retired there last.
-        with naming(path := self.path(TopicPartition(topic, self.partitions(topic) - 1))):
-            return writers.has_retired(path, writer)
+    def has_completed(self, topic: str, writer: str) -> bool:
+        """Whether every partition shows that a writer was retired as completed; see ``Changelog``."""
+        for partition in range(self.partitions(topic)):
+            with naming(path := self.path(TopicPartition(topic, partition))):
+                if not writers.has_completed(path, writer):
+                    return False
+        return True
 
     def reset(self, spec: StoreSpec) -> str:
         """Empty a store's topic and give it a new identity; every replica is rebuilt. Returns the identity."""
