@@ -847,6 +847,29 @@ def test_fill_that_was_given_up_is_continued(spark, sink):
     assert content(sink, "latest")[b"k0"] == {"n": 0}
 
 
+def test_snapshot_that_failed_half_way_is_completed(spark, sink, tmp_path):
+    """Keys that its first attempt has deleted stay deleted."""
+
+    def table(rows: list[tuple[str, int]]) -> Any:
+        return spark.createDataFrame(rows, "k string, n int")
+
+    fill = functools.partial(sink.fill, store="latest", key="k", name="all", snapshot=True)
+    sink.fill(table([(f"old{n}", n) for n in range(12)]), "latest", key="k", name="old")
+    rows = [(f"k{n}", n) for n in range(12)]
+    # In one partition, after at least one other was written.
+    last = max(rows, key=lambda row: sink.topology.stores["latest"].partition_of(row[0].encode()))
+    with pytest.raises(SinkError, match="more than one row"):
+        fill(table([*rows, (last[0], -1)]))
+    assert any(r[2] is None for records in log_of(sink, "latest").values() for r in records)
+    written = {key for key in content(sink, "latest") if key.startswith(b"k")}
+    assert written
+    without = [row for row in rows if row[0].encode() not in written]
+    with pytest.raises(SinkError, match=r"An earlier attempt at 'fill-all' has written .* no longer has\. Add"):
+        sink.fill(table(without), "latest", key="k", name="all")
+    fill(table(rows))
+    assert content(sink, "latest") == {key.encode(): {"n": n} for key, n in rows}
+
+
 def test_records_for_sparks_kafka_sink_are_those_of_the_sink(spark, sink):
     from pyspark.sql import functions as F
     from pyspark.sql import types as T

@@ -2513,6 +2513,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "if True:",
         ("core/changelog/test_conformance.py::test_only_a_writer_retired_as_completed_has_completed",),
     ),
+    Mutant(
+        "snapshot-forgets-its-tombstones",
+        "a snapshot that failed half-way is completed by the next call",
+        "forebay.spark.fill:_keys_of_log",
+        "is_absent = value is None and not deleted",
+        "is_absent = value is None",
+        ("end_to_end/test_spark_sink.py::test_snapshot_that_failed_half_way_is_completed",),
+    ),
     # The state tap: the log has the state, and each batch once.
     Mutant(
         "tap-follows-another-history",

@@ -31,12 +31,16 @@ _TOO_LARGE = re.compile(r"RecordTooLargeException|max\.request\.size")
 
 @dataclass(frozen=True)
 class BatchId:
-    """The batch and query that write, and the writer's name; ``ordered`` if the rows of a key are in order."""
+    """The batch and query that write, and the writer's name; ``ordered`` if the rows of a key are in order.
+
+    ``is_fill`` if the batch is a whole DataFrame's, which no query repeats.
+    """
 
     query_id: str
     number: int
     writer: str
     ordered: bool
+    is_fill: bool = False
 
 
 class Destination(Protocol):

@@ -72,6 +72,8 @@ class Target:
     """Whether the keys end with an order."""
     dry_run: bool = False
     """Whether the rows are compared with those of an earlier attempt, and nothing is kept."""
+    is_fill: bool = False
+    """Whether they are those of a fill."""
 
 
 def partition_rows(
@@ -189,6 +191,7 @@ def append_partition(target: Target, partition: int, rows: Iterable[Row]) -> pa.
             write_name=target.write_name,
             timed=target.versioned,
             dry_run=target.dry_run,
+            is_fill=target.is_fill,
         )
     except sqlite3.Error as error:
         raise WriteRefused(

@@ -169,7 +169,7 @@ class Sink:
             raise SinkError(f"{store!r} {refusal}.")
         layout = lay_out(df, spec, Selection.of(columns))
         writer = StoreWriter(self._log, spec, f"fill-{name}", begins_here=True)
-        fill(Write(writer, layout, Slots(spec.partitions)), df, snapshot=snapshot)
+        fill(Write(writer, layout, Slots(spec.partitions), is_fill=True), df, snapshot=snapshot)
 
     def kafka_columns(self, df: DataFrame, store: str, **columns: Unpack[ColumnArguments]) -> DataFrame:
         """A DataFrame's rows as records of a store, for Spark's own Kafka sink.

@@ -116,6 +116,7 @@ class SqliteDestination:
             ordered=batch.ordered,
             versioned=spec.store_kind.keeps_versions,
             latest=spec.latest_by is not None,
+            is_fill=batch.is_fill,
         )
 
     def _repeats(self, spec: StoreSpec, batch: BatchId) -> bool:
@@ -142,4 +143,5 @@ class SqliteDestination:
             with naming(path):
                 before = rows_of_batch(path, batch.query_id, batch.writer, batch.number)
             if before:
-                raise SinkError(f"{spec.name}: {differs(path, batch.writer, batch.number, before, 0)}")
+                refusal = differs(path, batch.writer, batch.number, before, 0, batch.is_fill)
+                raise SinkError(f"{spec.name}: {refusal}")

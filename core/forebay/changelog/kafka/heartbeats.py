@@ -31,8 +31,8 @@ class HeartbeatWriter:
 
     The first heartbeat fences an earlier ``HeartbeatWriter`` of the same topic and writer, whose next heartbeat
     raises ``BatchConflict``. So does the first heartbeat of a query that another superseded, even after a restart,
-    since the topic records that. ``query_id`` is None if it only retires the writer, which is marked as ``completed``
-    if it has written all that it had to.
+    since the topic records that. ``query_id`` is None if it only retires the writer, as ``completed`` if that has
+    written all that it had to.
     """
 
     def __init__(

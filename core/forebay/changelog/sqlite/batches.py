@@ -44,6 +44,7 @@ def append_batch(
     write_name: str,
     timed: bool = False,
     dry_run: bool = False,
+    is_fill: bool = False,
 ) -> WrittenBatch:
     """Append a micro-batch's rows ``(key, value, timestamp_ms)`` and its marker in one transaction.
 
@@ -51,7 +52,7 @@ def append_batch(
     is the query's newest batch and no key of it is missing among them; otherwise they raise ``WriteRefused``, also
     where the first attempt wrote none: they would come after those of newer batches. ``timed`` rows have their own
     timestamps, as versions do; others have that of the attempt, which a repeat need not match. A ``dry_run`` does
-    the same and rolls it back.
+    the same and rolls it back. What a fill is refused for is said in its own words.
     """
     with contextlib.closing(connect(path)) as connection, transaction(connection, dry_run=dry_run):
         prepare_to_write(connection, path)
@@ -74,9 +75,9 @@ def append_batch(
             connection.execute("ROLLBACK TO before_rows")
             return WrittenBatch(count, int(marker[2]), is_new=False)
         if marker is None and count and newest is not None and batch_id < newest:
-            raise differs(path, write_name, batch_id, 0, count)
+            raise differs(path, write_name, batch_id, 0, count, is_fill)
         if marker is not None and (batch_id != newest or _misses_a_key(connection, marker, offset, timed)):
-            raise differs(path, write_name, batch_id, marker[0], count)
+            raise differs(path, write_name, batch_id, marker[0], count, is_fill)
         offset += count
         connection.execute(
             "INSERT OR REPLACE INTO batch VALUES (?, ?, ?, ?, ?, ?)",
@@ -106,8 +107,14 @@ def rows_of_batch(path: str, query_id: str, write_name: str, batch_id: int) -> i
         return 0 if found is None else int(found[0])
 
 
-def differs(path: str, write_name: str, batch_id: int, before: int, now: int) -> WriteRefused:
+def differs(path: str, write_name: str, batch_id: int, before: int, now: int, is_fill: bool) -> WriteRefused:
     """The refusal of a batch whose rows cannot take the place of those of an earlier attempt."""
+    if is_fill:
+        return WriteRefused(
+            f"An earlier attempt at {write_name!r} has written {before} rows to {path}, among which are keys that "
+            "the DataFrame no longer has. Add them, with delete= if they are to go, or give this fill up with "
+            f"forebay changelog retire-writer, which leaves them there, and fill under another name."
+        )
     return WriteRefused(
         f"Batch {batch_id} of {write_name!r} was written to {path} with {before} rows, and now has {now} others, "
         "among which keys are missing or which are not the newest: either the query changed before this batch was "
