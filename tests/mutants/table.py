@@ -2521,6 +2521,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "is_absent = value is None",
         ("end_to_end/test_spark_sink.py::test_snapshot_that_failed_half_way_is_completed",),
     ),
+    Mutant(
+        "lost-partition-written",
+        "a partition that was lost under a query gets nothing more of it",
+        "forebay.spark.store_writer:StoreWriter.check_continuity",
+        "elif known is not None and known != found:",
+        "elif False:",
+        ("core/spark/test_store_writer.py::test_partition_lost_under_a_query_refuses_it_for_good",),
+    ),
+    Mutant(
+        "lost-partition-written-in-between",
+        "a partition that is lost after the check gets nothing more of its query either",
+        "forebay.changelog.sqlite.log_file:check_identity",
+        "if expected is not None and found != expected:",
+        "if False:",
+        ("core/spark/test_store_writer.py::test_partition_lost_under_a_query_refuses_it_for_good",),
+    ),
     # The state tap: the log has the state, and each batch once.
     Mutant(
         "tap-follows-another-history",

@@ -225,6 +225,13 @@ class Changelog(Protocol):
         """The identity of a topic, or of one partition's log; raises ``TopicMissing``."""
         ...
 
+    def identities(self, topic: str) -> dict[int, str]:
+        """The identity of each partition's log; raises ``TopicMissing`` and ``ChangelogUnreachable``.
+
+        One that differs from the topic's was lost, or a reset is under way.
+        """
+        ...
+
     def consumer(self, *, replay: bool = False) -> Consumer:
         """A new reader; for a ``replay`` it reads one partition at a time, further ahead."""
         ...
@@ -233,10 +240,19 @@ class Changelog(Protocol):
         """The current ends; partitions that cannot be reached are left out."""
         ...
 
-    def append_heartbeat(self, topic: str, *, writer: str, query_id: str, value: bytes) -> dict[int, int]:
+    def append_heartbeat(
+        self,
+        topic: str,
+        *,
+        writer: str,
+        query_id: str,
+        value: bytes,
+        identities: Mapping[int, str] | None = None,
+    ) -> dict[int, int]:
         """Append a heartbeat to every partition; returns the next offset of each that has the topic's identity.
 
-        Raises ``BatchConflict`` if another query took over as ``writer``.
+        Raises ``BatchConflict`` if another query took over as ``writer``, or if a partition that can be lost alone
+        has another identity than these ``identities`` say.
         """
         ...
 

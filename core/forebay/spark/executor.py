@@ -11,7 +11,7 @@ import socket
 import sqlite3
 import sys
 import zipimport
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,8 @@ class Target:
     """Whether the rows are compared with those of an earlier attempt, and nothing is kept."""
     is_fill: bool = False
     """Whether they are those of a fill."""
+    identities: Mapping[int, str] | None = None
+    """Those of the partitions' logs that the query goes on in; None for any."""
 
 
 def partition_rows(
@@ -192,6 +194,7 @@ def append_partition(target: Target, partition: int, rows: Iterable[Row]) -> pa.
             timed=target.versioned,
             dry_run=target.dry_run,
             is_fill=target.is_fill,
+            identity=(target.identities or {}).get(partition),
         )
     except sqlite3.Error as error:
         raise WriteRefused(

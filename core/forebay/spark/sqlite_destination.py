@@ -117,6 +117,7 @@ class SqliteDestination:
             versioned=spec.store_kind.keeps_versions,
             latest=spec.latest_by is not None,
             is_fill=batch.is_fill,
+            identities=batch.identities,
         )
 
     def _repeats(self, spec: StoreSpec, batch: BatchId) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from forebay.changelog import Changelog, Heartbeat
@@ -56,8 +56,8 @@ class StoreWriter:
     """Whether the log is then filled from the checkpoint first."""
     as_of_ms: dict[str, int] = field(default_factory=dict)
     """By query: a new one of the same writer inherits nothing from the old one."""
-    _logs: dict[str, str] = field(default_factory=dict)
-    """By query, the identity of the log that it goes on in."""
+    _identities: dict[str, dict[int, str]] = field(default_factory=dict)
+    """By query, those of the partitions' logs that it goes on in."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -73,16 +73,24 @@ class StoreWriter:
         if self.begins_here:
             return
         topic, changelog = self.spec.topic, self.log.changelog
-        identity, known = changelog.identity(topic), self._logs.get(query_id)
+        found, known = changelog.identities(topic), self._identities.get(query_id)
         if known is None and continued:
             if self.lacks(query_id):
                 raise self._discontinued(
                     f"query {query_id} goes on from its checkpoint, but the log {topic!r} has nothing of it under "
                     f"the writer {self.name!r}"
                 )
-        elif known is not None and known != identity:
-            raise self._discontinued(f"the log {topic!r} was reset or replaced while query {query_id} was running")
-        self._logs[query_id] = identity
+        elif known is not None and known != found:
+            lost = [partition for partition, identity in known.items() if found.get(partition) != identity]
+            what = f"the log {topic!r} was reset or replaced"
+            if len(lost) < len(known):
+                what = f"partition {', '.join(map(str, lost))} of the log {topic!r} was lost and recreated"
+            raise self._discontinued(f"{what} while query {query_id} was running")
+        self._identities[query_id] = found
+
+    def identities(self, query_id: str) -> Mapping[int, str] | None:
+        """Those of the logs that a query goes on in, by partition; None if it may go on in any."""
+        return None if self.begins_here else self._identities.get(query_id)
 
     def lacks(self, query_id: str) -> bool:
         """Whether the log is known to have nothing of a query. Raises ``ChangelogError``."""
@@ -91,7 +99,7 @@ class StoreWriter:
 
     def goes_on(self, query_id: str) -> None:
         """Note that the log has what a query wrote, or would have written, before."""
-        self._logs[query_id] = self.log.changelog.identity(self.spec.topic)
+        self._identities[query_id] = self.log.changelog.identities(self.spec.topic)
 
     def _discontinued(self, finding: str) -> SinkError:
         return SinkError(
@@ -133,6 +141,7 @@ class StoreWriter:
                 writer=self.name,
                 query_id=query_id,
                 value=Heartbeat(known, query_id, batch_id, filling).value(),
+                identities=self.identities(query_id),
             )
             if known is not None:
                 self.as_of_ms[query_id] = known

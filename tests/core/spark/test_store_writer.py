@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from forebay.changelog.sqlite.batches import append_batch
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.errors import SinkError
+from forebay.changelog.sqlite.log_file import WriteRefused
+from forebay.errors import BatchConflict, SinkError
 from forebay.task_ids import TopicPartition
 from forebay.topology_file import parse_topology
 
@@ -71,6 +73,41 @@ def test_available_now_heartbeat_is_no_newer_than_its_start(changelog, run, limi
     query_run.as_of_limit_ms = limit_ms
     beat_run(query_run, log, 2_000, 0)
     assert as_ofs(changelog, "first") == [expected]
+
+
+def test_partition_lost_under_a_query_refuses_it_for_good(tmp_path):
+    """Nothing of the query is written there until its operator consents."""
+    from forebay.spark.store_writer import SinkLog, StoreWriter
+
+    stores = {"application_id": "t", "subtopology": [{"name": "all", "partitions": 2, "store": STORES[:1]}]}
+    (spec,) = parse_topology(stores).stores.values()
+    changelog = SqliteChangelog(tmp_path)
+    changelog.ensure(spec)
+    writer = StoreWriter(SinkLog(changelog), spec, "w")
+    writer.beat("q", None, 0)
+    noted = writer.identities("q")
+    path = changelog.path(TopicPartition(spec.topic, 1))
+    for part in tmp_path.glob(f"{spec.topic}/1.db*"):
+        part.unlink()
+    SqliteChangelog(tmp_path).ensure(spec)
+    names = {"writer": "w", "query_id": "q"}
+    with pytest.raises(SinkError, match="partition 1 of the log 't-first-changelog' was lost and recreated while"):
+        writer.check_continuity("q", continued=True)
+    # Where it happens between the check and the write.
+    with pytest.raises(BatchConflict, match=r"1\.db was lost and recreated"):
+        changelog.append_heartbeat(spec.topic, **names, value=b"{}", identities=noted)
+    with pytest.raises(WriteRefused, match=r"1\.db was lost and recreated"):
+        append_batch(path, [(b"a", b"1", 0)], **names, batch_id=1, write_name="w", identity=noted[1])
+
+    def started_again(begins_here: bool = False) -> StoreWriter:
+        again = StoreWriter(SinkLog(SqliteChangelog(tmp_path)), spec, "w", begins_here)
+        again.check_continuity("q", continued=True)
+        return again
+
+    with pytest.raises(SinkError, match="has nothing of it under the writer 'w'"):
+        started_again()
+    started_again(begins_here=True).beat("q", None, 1)
+    started_again().beat("q", None, 1)
 
 
 def test_reset_log_does_not_stop_other_stores_heartbeats(changelog, run):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from confluent_kafka import KafkaException
 
@@ -52,6 +52,11 @@ class KafkaChangelog:
         """The topic's id; raises ``TopicMissing`` and ``ChangelogUnreachable``."""
         return self._topics.describe(topic).identity
 
+    def identities(self, topic: str) -> dict[int, str]:
+        """The topic's id for each partition; raises ``TopicMissing`` and ``ChangelogUnreachable``."""
+        description = self._topics.describe(topic)
+        return dict.fromkeys(range(description.partitions), description.identity)
+
     def consumer(self, *, replay: bool = False) -> Consumer:
         """A new reader; for a ``replay`` it reads one partition at a time, further ahead."""
         if not replay or self.kafka.only_librdkafka:
@@ -65,8 +70,16 @@ class KafkaChangelog:
         """The current ends for read-committed readers; partitions that cannot be reached are left out."""
         return self._topics.end_offsets(topic_partitions)
 
-    def append_heartbeat(self, topic: str, *, writer: str, query_id: str, value: bytes) -> dict[int, int]:
-        """Append a heartbeat to every partition; see ``Changelog``."""
+    def append_heartbeat(
+        self,
+        topic: str,
+        *,
+        writer: str,
+        query_id: str,
+        value: bytes,
+        identities: Mapping[int, str] | None = None,
+    ) -> dict[int, int]:
+        """Append a heartbeat to every partition, none of which is lost alone; see ``Changelog``."""
         with self._writing(topic, writer) as queries:
             if query_id not in queries:
                 _supersede(queries)

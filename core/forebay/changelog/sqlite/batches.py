@@ -13,7 +13,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from forebay.changelog.sqlite.checksums import with_checksums
-from forebay.changelog.sqlite.log_file import INSERT_INTO, WriteRefused, connect, prepare_to_write, transaction
+from forebay.changelog.sqlite.log_file import (
+    INSERT_INTO,
+    WriteRefused,
+    check_identity,
+    connect,
+    prepare_to_write,
+    transaction,
+)
 from forebay.changelog.sqlite.writers import claim_writer
 
 _BATCHES_KEPT = 64
@@ -45,6 +52,7 @@ def append_batch(
     timed: bool = False,
     dry_run: bool = False,
     is_fill: bool = False,
+    identity: str | None = None,
 ) -> WrittenBatch:
     """Append a micro-batch's rows ``(key, value, timestamp_ms)`` and its marker in one transaction.
 
@@ -52,10 +60,12 @@ def append_batch(
     is the query's newest batch and no key of it is missing among them; otherwise they raise ``WriteRefused``, also
     where the first attempt wrote none: they would come after those of newer batches. ``timed`` rows have their own
     timestamps, as versions do; others have that of the attempt, which a repeat need not match. A ``dry_run`` does
-    the same and rolls it back. What a fill is refused for is said in its own words.
+    the same and rolls it back. What a fill is refused for is said in its own words. A log of another
+    ``identity`` is refused.
     """
     with contextlib.closing(connect(path)) as connection, transaction(connection, dry_run=dry_run):
         prepare_to_write(connection, path)
+        check_identity(connection, path, identity)
         claim_writer(connection, writer, query_id)
         marker = connection.execute(
             "SELECT row_count, digest, next_offset FROM batch "

@@ -9,7 +9,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
@@ -151,6 +151,14 @@ class SqliteChangelog:
         except log_file.UNREADABLE as error:
             raise TopicMissing(f"Partition {partition} of the log {topic!r} cannot be read: {error}.") from None
 
+    def identities(self, topic: str) -> dict[int, str]:
+        """The identity of each partition's log; see ``Changelog``."""
+        identities = {}
+        for partition in range(self.partitions(topic)):
+            with naming(path := self.path(TopicPartition(topic, partition))), _closing(path) as connection:
+                identities[partition] = str(connection.execute("SELECT identity FROM state").fetchone()[0])
+        return identities
+
     def topics(self) -> list[str]:
         """The names of all topics."""
         with self._topics() as connection:
@@ -172,13 +180,23 @@ class SqliteChangelog:
                 ends[tp] = connection.execute("SELECT next_offset FROM state").fetchone()[0]
         return ends
 
-    def append_heartbeat(self, topic: str, *, writer: str, query_id: str, value: bytes) -> dict[int, int]:
+    def append_heartbeat(
+        self,
+        topic: str,
+        *,
+        writer: str,
+        query_id: str,
+        value: bytes,
+        identities: Mapping[int, str] | None = None,
+    ) -> dict[int, int]:
         """Append a heartbeat to every partition; see ``Changelog``."""
-        log = self.identity(topic)
+        log, expected = self.identity(topic), identities or {}
 
         def append(partition: int) -> tuple[int, str, int]:
             with naming(path := self.path(TopicPartition(topic, partition))):
-                return partition, *writers.append_heartbeat(path, writer=writer, query_id=query_id, value=value)
+                names = {"writer": writer, "query_id": query_id}
+                identity = expected.get(partition)
+                return partition, *writers.append_heartbeat(path, **names, value=value, identity=identity)
 
         try:
             # Most of it is waiting for the disk.
@@ -227,7 +245,7 @@ class SqliteChangelog:
         for partition in range(self.partitions(topic)):
             with naming(path := self.path(TopicPartition(topic, partition))):
                 identity, here = writers.has_written(path, writer, query_id)
-            # It was lost and recreated.
+            # It was lost and recreated. What the query goes on in with the operator's consent has its heartbeats.
             if not here and identity != log:
                 return False
             found = found or here

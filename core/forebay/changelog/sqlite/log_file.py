@@ -139,6 +139,16 @@ def read_state(connection: sqlite3.Connection | sqlite3.Cursor, path: str) -> Lo
     )
 
 
+def check_identity(connection: sqlite3.Connection, path: str, expected: str | None) -> None:
+    """Raise ``WriteRefused`` if the log is another than the one that its writer goes on in, None for any."""
+    (found,) = connection.execute("SELECT identity FROM state").fetchone()
+    if expected is not None and found != expected:
+        raise WriteRefused(
+            f"The log {path} was lost and recreated, or reset, while it was written, and has nothing of what its "
+            "writer wrote before. Start the query again: it says what can be done."
+        )
+
+
 def prepare_to_write(connection: sqlite3.Connection, path: str) -> None:
     """Give a log of an older format the present one, within a transaction; what it contains stays as it is.
 

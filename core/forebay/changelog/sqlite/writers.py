@@ -11,7 +11,14 @@ import time
 
 from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.sqlite.checksums import Row, checksum
-from forebay.changelog.sqlite.log_file import INSERT_INTO, WriteRefused, connect, prepare_to_write, transaction
+from forebay.changelog.sqlite.log_file import (
+    INSERT_INTO,
+    WriteRefused,
+    check_identity,
+    connect,
+    prepare_to_write,
+    transaction,
+)
 
 _INSERT = f"{INSERT_INTO}(?, ?, ?, ?, ?, ?)"
 _COMPLETED = -1
@@ -36,10 +43,16 @@ def claim_writer(connection: sqlite3.Connection, writer: str, query_id: str) -> 
         )
 
 
-def append_heartbeat(path: str, *, writer: str, query_id: str, value: bytes) -> tuple[str, int]:
-    """Append a heartbeat; returns the partition's identity, and its next offset after it."""
+def append_heartbeat(
+    path: str, *, writer: str, query_id: str, value: bytes, identity: str | None = None
+) -> tuple[str, int]:
+    """Append a heartbeat; returns the partition's identity, and its next offset after it.
+
+    Raises ``WriteRefused`` as ``claim_writer`` does, and for another ``identity``.
+    """
     with contextlib.closing(connect(path)) as connection, transaction(connection):
         prepare_to_write(connection, path)
+        check_identity(connection, path, identity)
         claim_writer(connection, writer, query_id)
         identity, offset = connection.execute("SELECT identity, next_offset FROM state").fetchone()
         connection.execute(_INSERT, _row(offset, heartbeat_key(writer), value, int(time.time() * 1000), 1))
