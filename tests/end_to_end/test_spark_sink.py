@@ -917,6 +917,10 @@ def test_records_for_sparks_kafka_sink_are_those_of_the_sink(spark, sink):
                 key=["s", "l"] if store == "by_pair" else "s",
                 value="l",
             )
+    unreadable = spark.sql("SELECT CAST(X'ff' AS STRING) AS s, 1L AS l")
+    for store, key in (("latest", "s"), ("by_pair", ["s", "l"])):
+        with pytest.raises(Exception, match=r"a row's key is not valid UTF-8 \(column 's'\)"):
+            written(unreadable, store, key=key, value="l")
     kept = spark.createDataFrame([(None, 1)], schema)
     (record,) = written(kept, "by_pair", key=["s", "l"], value=[], null_keys="keep")
     assert (bytes(record.key), bytes(record.value)) == (b"[null,1]", b"{}")

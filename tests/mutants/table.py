@@ -2465,6 +2465,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # The sink: no hole in a store that its figures do not show.
     Mutant(
+        "unreadable-json-keys-united",
+        "keys that are no UTF-8 are refused, not replaced by one another",
+        "forebay.spark.kafka_columns:_json_text",
+        "~F.is_valid_utf8(part)",
+        "F.lit(False)",
+        ("end_to_end/test_spark_sink.py::test_records_for_sparks_kafka_sink_are_those_of_the_sink",),
+    ),
+    Mutant(
         "heartbeat-without-a-batch",
         "a store that lacks a batch gets no heartbeat that includes it",
         "forebay.spark.store_writer:beat_run",
