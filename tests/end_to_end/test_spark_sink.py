@@ -917,6 +917,14 @@ def test_records_for_sparks_kafka_sink_are_those_of_the_sink(spark, sink):
                 key=["s", "l"] if store == "by_pair" else "s",
                 value="l",
             )
+    timeless = spark.sql(
+        "SELECT 'a' AS s, IF(i = 0, NULL, STRUCT(ts AS start, ts AS end)) AS w FROM (SELECT 0 AS i, now() AS ts)"
+    )
+    for store in ("hours", "visits"):
+        with pytest.raises(Exception, match=r"a row has a null window or session \(column 'w'\)"):
+            written(timeless, store, key="s", value=[])
+        with pytest.raises(SinkError, match=r"1 rows of this task have a null window or session \(column 'w'\)"):
+            sink.fill(timeless, store, key="s", value=[], name="timeless")
     unreadable = spark.sql("SELECT CAST(X'ff' AS STRING) AS s, 1L AS l")
     for store, key in (("latest", "s"), ("by_pair", ["s", "l"])):
         with pytest.raises(Exception, match=r"a row's key is not valid UTF-8 \(column 's'\)"):

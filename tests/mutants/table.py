@@ -2465,6 +2465,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # The sink: no hole in a store that its figures do not show.
     Mutant(
+        "null-session-written",
+        "a row without a window or a session is refused, as one without an order is",
+        "forebay.spark.executor:place_rows",
+        "if columns.suffix:\n                without_suffix",
+        "if columns.latest_by is not None:\n                without_suffix",
+        ("core/spark/test_executor.py::test_a_row_without_the_end_of_its_key_is_refused",),
+    ),
+    Mutant(
         "unreadable-json-keys-united",
         "keys that are no UTF-8 are refused, not replaced by one another",
         "forebay.spark.kafka_columns:_json_text",
@@ -2727,8 +2735,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "null-order-written",
         "a row without an order is refused",
         "forebay.spark.executor:place_rows",
-        "if orderless:",
-        "if False:",
+        "if without_suffix:\n",
+        "if False:\n",
         ("end_to_end/test_spark_sink.py::test_latest_by_rejects_null_and_equal_orders",),
     ),
     Mutant(

@@ -52,6 +52,8 @@ class KeyColumns:
     """Whether a column of a JSON key may be null."""
     latest_by: str | None = None
     """The column with the rows' orders, of which ``suffix`` then has the bytes."""
+    window: str | None = None
+    """The column with the rows' windows or sessions, of which ``suffix`` then has the times."""
 
 
 @dataclass(frozen=True)
@@ -116,15 +118,15 @@ def place_rows(
     """
 
     def run(batches: Batches) -> Batches:
-        nulls, timeless, orderless = 0, 0, 0
+        nulls, timeless, without_suffix = 0, 0, 0
         for batch in batches:
             keys, null_count = _keys(batch, columns)
             nulls += null_count
             if timestamp_ms is None:
                 timeless += batch.column("timestamp_ms").null_count
-            if columns.latest_by is not None:
-                orderless += batch.column("suffix").null_count
-            if nulls or timeless or orderless:
+            if columns.suffix:
+                without_suffix += batch.column("suffix").null_count
+            if nulls or timeless or without_suffix:
                 continue
             _refuse_reserved(keys)
             chosen = _partitions(keys, partitions, partitioner)
@@ -152,9 +154,14 @@ def place_rows(
                 f"{timeless} rows of this task have a null valid-from (the column that order_by= names). Filter "
                 "them before the sink, or give them a time from which they are valid."
             )
-        if orderless:
+        if without_suffix and columns.latest_by is None:
             raise WriteRefused(
-                f"{orderless} rows of this task have a null order (column {columns.latest_by!r}, the store's "
+                f"{without_suffix} rows of this task have a null window or session (column {columns.window!r}), "
+                "or one without a start or an end. Filter them before the sink."
+            )
+        if without_suffix:
+            raise WriteRefused(
+                f"{without_suffix} rows of this task have a null order (column {columns.latest_by!r}, the store's "
                 "latest_by). Filter them before the sink, or give them the lowest order there is."
             )
 

@@ -127,9 +127,8 @@ def _header(name: str, value: Column) -> Column:
 
 def _suffix(layout: Layout) -> Column:
     """A window's times, or the record's order, unless that is null."""
+    what = f"a null order (latest_by, column {layout.spec.latest_by!r})"
     if layout.spec.latest_by is None:
-        return F.col("suffix")
-    refusal = F.lit(
-        f"WriteRefused: {layout.spec.name}: a row has a null order (latest_by, column {layout.spec.latest_by!r})."
-    )
+        what = f"a null window or session (column {layout.window!r}), or one without a start or an end"
+    refusal = F.lit(f"WriteRefused: {layout.spec.name}: a row has {what}.")
     return F.coalesce("suffix", F.raise_error(refusal).cast("binary"))
