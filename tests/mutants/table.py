@@ -2463,6 +2463,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "False and",
         ("service/state/test_command.py::test_a_journal_moves_nothing_in_from_elsewhere_nor_out",),
     ),
+    Mutant(
+        "batch-in-a-heartbeats-time",
+        "a batch on Kafka has its own time, whatever was written before it",
+        "forebay.changelog.kafka.heartbeats:HeartbeatWriter.ensure_timeout",
+        "if self._timeout_ms < timeout_ms:",
+        "if self._producer is None:",
+        ("core/changelog/kafka/test_changelog.py::test_batch_may_take_longer_than_a_heartbeat",),
+    ),
     # The sink: no hole in a store that its figures do not show.
     Mutant(
         "null-session-written",

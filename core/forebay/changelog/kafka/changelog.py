@@ -100,7 +100,8 @@ class KafkaChangelog:
         with self._writing(topic, writer) as queries:
             if query_id not in queries:
                 _supersede(queries)
-                queries[query_id] = HeartbeatWriter(self.kafka, topic, writer, query_id, BATCH_TIMEOUT_MS)
+                queries[query_id] = HeartbeatWriter(self.kafka, topic, writer, query_id)
+            queries[query_id].ensure_timeout(BATCH_TIMEOUT_MS)
             return queries[query_id].append(self._partitions[topic], heartbeat, rows)
 
     def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:

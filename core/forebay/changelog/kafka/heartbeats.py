@@ -41,11 +41,10 @@ class HeartbeatWriter:
         topic: str,
         writer: str,
         query_id: str | None,
-        timeout_ms: int = _TRANSACTION_TIMEOUT_MS,
         *,
         completed: bool = False,
     ) -> None:
-        self._timeout_ms = timeout_ms
+        self._timeout_ms = _TRANSACTION_TIMEOUT_MS
         self._topic = topic
         self._writer = writer
         self._query_id = query_id
@@ -99,9 +98,27 @@ class HeartbeatWriter:
                 )
             producer.commit_transaction(self._timeout_ms / 1000)
         except KafkaException as error:
+            kafka_error, took_ms = failures[0] if failures else error.args[0], boot_ms() - begun_boot_ms
+            if kafka_error.code() == KafkaError._FATAL:
+                kafka_error = self._reason_of_fatal(kafka_error)
             self.close()
-            raise self._translated(failures[0] if failures else error.args[0], boot_ms() - begun_boot_ms) from None
+            raise self._translated(kafka_error, took_ms) from None
         return ends
+
+    def ensure_timeout(self, timeout_ms: int) -> None:
+        """Give transactions at least this long, from the next one on."""
+        if self._timeout_ms < timeout_ms:
+            self._timeout_ms = timeout_ms
+            self.close()
+
+    def _reason_of_fatal(self, kafka_error: KafkaError) -> KafkaError:
+        """Why nothing more can be produced: only what concerns the transaction says so."""
+        assert self._producer is not None
+        try:
+            self._producer.abort_transaction(_TIMEOUT_S)
+        except KafkaException as error:
+            return error.args[0]
+        return kafka_error
 
     def _produce(self, **message: Any) -> None:
         """Queue a message; waits while the queue is full. Raises ``KafkaException``."""
