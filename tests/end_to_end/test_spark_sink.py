@@ -467,6 +467,13 @@ def test_query_continues_into_an_empty_log_on_request_only(spark, sink, tmp_path
     shutil.copytree(tmp_path / "checkpoint", tmp_path / "uncommitted")
     shutil.rmtree(tmp_path / "uncommitted" / "commits")
     assert "store_begins_here=True" in refusal(sink.write(source.df, "latest", key="k"), tmp_path, "uncommitted")
+
+    def outputs(batch: Any, batch_id: int) -> None:
+        sink.write_batch(batch, batch_id, "latest", key="k")
+
+    message = refusal(source.df.writeStream.foreachBatch(outputs), tmp_path, "uncommitted")
+    # What write_batch does not take is no remedy.
+    assert "source from the beginning, or with store_begins_here=True" in message
     assert ends(sink) == dict.fromkeys(ends(sink), 0)
     run(sink.write(source.df, "latest", key="k", store_begins_here=True), tmp_path)
     assert content(sink, "latest") == {b"c": {"n": 1}}

@@ -121,14 +121,14 @@ class Sink:
                 batch.write.mode("append").parquet("/data/delays")
                 batch.unpersist()
 
-        The arguments are those of ``write``. A batch of which one output failed is repeated by the query, which
+        The arguments are those of ``write``, without ``bootstrap``. A batch of which one output failed is repeated by the query, which
         changes nothing here. Heartbeats come with the query's progress, as for ``write``. Raises ``SinkError``,
         which must end the query: after a batch that was left out, the store takes no other.
         """
         session, spec, chosen = _classic_session(df), self._spec(store), Selection.of(columns)
         run, is_new = current_run(df)
         store_writer = self._batch_writers.setdefault(
-            (store, writer or store), StoreWriter(self._log, spec, writer or store)
+            (store, writer or store), StoreWriter(self._log, spec, writer or store, can_bootstrap=False)
         )
         store_writer.begins_here = store_begins_here
         with attempt(run, store_writer, batch_id):
