@@ -307,6 +307,23 @@ def test_a_query_that_is_never_without_backlog_is_compacted_too(spark, sink, tmp
     assert content(sink, "latest") == {b"a": {"n": 5}}
 
 
+def test_sinks_of_a_session_share_its_listener(spark, sink, tmp_path):
+    from forebay.spark import Sink
+
+    def listeners() -> int:
+        return len(spark._jsparkSession.streams().listListeners())
+
+    before = listeners()
+    assert before >= 1
+    for number in range(3):
+        other = Sink(parse_topology(TOPOLOGY), changelog=sink._changelog.url)
+        df = spark.createDataFrame([("a", number)], "k string, n int")
+        other.fill(df, "latest", key="k", name=f"fill-{number}")
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    other.write(source.df, "latest", key="k")
+    assert listeners() == before
+
+
 def test_short_job_compacts_what_is_due(spark, sink, tmp_path):
     """A job compacts a log that was not compacted for a while."""
     source = Source(spark, tmp_path / "in", "k string, n bigint")
@@ -747,7 +764,7 @@ def test_available_now_query_is_no_newer_than_its_start(spark, sink, tmp_path):
     query = run(sink.write(source.df, "latest", key="k"), tmp_path)
     ended_ms = time.time() * 1000
     # A source that tells its latest offset, as Kafka does, says of the last batch that nothing was left.
-    sink._beat(str(query.id), int(ended_ms) + 3_600_000, 1)
+    beat_after_batch(query, int(ended_ms) + 3_600_000)
     assert as_ofs(sink)[-1] <= ended_ms
 
 
@@ -1026,7 +1043,7 @@ def test_foreach_batch_skips_and_repeats_no_batch(spark, sink, tmp_path, caplog)
     query = run(source.df.writeStream.foreachBatch(once), tmp_path, "once")
     ended_ms = time.time() * 1000
     # A source that states its latest offset shows that nothing was left, as of the start.
-    sink._beat(str(query.id), int(ended_ms) + 3_600_000, 1)
+    beat_after_batch(query, int(ended_ms) + 3_600_000)
     assert 0 < as_ofs(sink)[-1] <= ended_ms
     with pytest.raises(
         SinkError, match=r"use sink.write\(…\).start\(\), or sink.write_batch\(…\) within foreachBatch"
@@ -1078,6 +1095,14 @@ def test_the_sinks_listeners_get_what_sparks_own_get(spark, sink, tmp_path):
         for listener in listeners:
             spark.streams.removeListener(listener)
     assert ours == sparks
+
+
+def beat_after_batch(query: Any, as_of_ms: int) -> None:
+    """Have the heartbeat written that follows a batch which left no backlog."""
+    from forebay.spark.query_runs import QUERY_RUNS
+    from forebay.spark.store_writer import beat_run
+
+    beat_run(QUERY_RUNS.of(str(query.id)), as_of_ms, 1)
 
 
 def said_position(sink: Any) -> dict[TopicPartition, int]:

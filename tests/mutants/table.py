@@ -2473,6 +2473,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # The sink: no hole in a store that its figures do not show.
     Mutant(
+        "listener-of-each-sink",
+        "a session has one listener of the sinks that write from it",
+        "forebay.spark.session_listeners:SessionListeners.of",
+        "if session_id not in self._listening:",
+        "if True:",
+        ("end_to_end/test_spark_sink.py::test_sinks_of_a_session_share_its_listener",),
+    ),
+    Mutant(
         "null-session-written",
         "a row without a window or a session is refused, as one without an order is",
         "forebay.spark.executor:place_rows",

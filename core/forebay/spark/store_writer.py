@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from forebay.changelog import Changelog, Heartbeat
 from forebay.errors import ChangelogUnreachable, ForebayError, SinkError
 from forebay.position import Position, encode_position, later_position, log_digest
+from forebay.spark.compaction import Compaction
 from forebay.spark.destinations import open_destination
 from forebay.spark.query_runs import Output, QueryRun
 from forebay.store_spec import StoreSpec
@@ -23,11 +24,12 @@ _PAUSE_S = 1.0
 
 
 class SinkLog:
-    """The changelog that a sink writes to, and how far it has written each store's."""
+    """The changelog that a sink writes to, how far it has written each store's, and the compaction of all."""
 
-    def __init__(self, changelog: Changelog) -> None:
+    def __init__(self, changelog: Changelog, specs: Iterable[StoreSpec]) -> None:
         self.changelog = changelog
         self.destination = open_destination(changelog)
+        self.compaction = Compaction(changelog, specs)
         self._lock = threading.Lock()
         self._positions: dict[str, str] = {}
 
@@ -152,8 +154,8 @@ class StoreWriter:
             self.log.wrote(self.spec.name, Position(digest, offsets))
 
 
-def beat_run(run: QueryRun, log: SinkLog, progress_ms: int, batch_id: int) -> None:
-    """Append heartbeats to all that a run writes to a log, after a batch (-1: idle) that left no backlog.
+def beat_run(run: QueryRun, progress_ms: int, batch_id: int) -> None:
+    """Append heartbeats to all that a run writes, after a batch (-1: idle) that left no backlog.
 
     None to what lacks a batch. Raises the first error, after trying all.
     """
@@ -163,7 +165,7 @@ def beat_run(run: QueryRun, log: SinkLog, progress_ms: int, batch_id: int) -> No
     errors = []
     for output, writer in list(run.writers.items()):
         failed = run.failed.get(output)
-        if writer.log is log and (failed is None or 0 <= batch_id < failed):
+        if failed is None or 0 <= batch_id < failed:
             try:
                 writer.beat(run.query_id, as_of_ms, batch_id)
             except ForebayError as error:
