@@ -2473,6 +2473,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # The sink: no hole in a store that its figures do not show.
     Mutant(
+        "held-back-records-not-counted",
+        "an idle query with records to come gets no heartbeat",
+        "forebay.spark.store_writer:beat_run",
+        "if batch_id < 0 and run.holds_records_back:",
+        "if False:",
+        ("core/spark/test_store_writer.py::test_idle_run_that_holds_records_back_gets_no_heartbeat",),
+    ),
+    Mutant(
         "listener-of-each-sink",
         "a session has one listener of the sinks that write from it",
         "forebay.spark.session_listeners:SessionListeners.of",

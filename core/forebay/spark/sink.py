@@ -23,6 +23,7 @@ from forebay.spark.columns import ColumnArguments, Selection, lay_out
 from forebay.spark.fill import fill
 from forebay.spark.kafka_columns import kafka_columns
 from forebay.spark.kind_columns import columns_of
+from forebay.spark.plan import holds_records_back
 from forebay.spark.query_runs import QUERY_RUNS, QueryRun
 from forebay.spark.session_listeners import SESSION_LISTENERS
 from forebay.spark.shuffle_slots import Slots
@@ -256,6 +257,7 @@ class Sink:
         execution = found._jsq.streamingQuery()
         if execution.outputMode().toString() == "Complete":
             raise SinkError(complete_mode(run.query_id))
+        run.holds_records_back = holds_records_back(execution.analyzedPlan())
         if execution.trigger().toString() == "AvailableNowTrigger":
             run.as_of_limit_ms = listener.started_ms.get(run.run_id, -1)
 

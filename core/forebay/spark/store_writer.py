@@ -157,8 +157,11 @@ class StoreWriter:
 def beat_run(run: QueryRun, progress_ms: int, batch_id: int) -> None:
     """Append heartbeats to all that a run writes, after a batch (-1: idle) that left no backlog.
 
-    None to what lacks a batch. Raises the first error, after trying all.
+    None to what lacks a batch, and none of an idle run that may have records to come. Raises the first error,
+    after trying all.
     """
+    if batch_id < 0 and run.holds_records_back:
+        return
     as_of_ms: int | None = progress_ms
     if run.as_of_limit_ms is not None:
         as_of_ms = min(progress_ms, run.as_of_limit_ms) if run.as_of_limit_ms >= 0 else None
