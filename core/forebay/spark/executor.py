@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.sqlite.batches import append_batch
-from forebay.changelog.sqlite.log_file import WriteRefused, check_directory, partition_path
+from forebay.changelog.sqlite.log_file import PATIENCE_S, WriteRefused, check_directory, partition_path
 from forebay.partitioning import StreamPartitioner
 from forebay.spark.batch_murmur2 import murmur2_partitions
 from forebay.spark.json_keys import UnsafeInteger, json_keys
@@ -206,7 +206,7 @@ def append_partition(target: Target, partition: int, rows: Iterable[Row]) -> pa.
     except sqlite3.Error as error:
         raise WriteRefused(
             f"The log {path} cannot be written: {error}. Is its disk full or read-only, the file gone, or "
-            "another process writing to it for half a minute? Mend that, and start the query again."
+            f"another process writing to it for {PATIENCE_S} seconds? Mend that, and start the query again."
         ) from None
     return pa.RecordBatch.from_pydict(
         {

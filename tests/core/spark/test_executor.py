@@ -109,7 +109,7 @@ def test_a_log_that_cannot_be_written_is_named(target, missing):
     path.unlink()
     if not missing:
         path.write_bytes(b"not a database" * 100)
-    with pytest.raises(WriteRefused, match=r"0\.db cannot be written"):
+    with pytest.raises(WriteRefused, match=r"0\.db cannot be written: .* writing to it for 120 seconds\?"):
         list(write_rows(target)(placed([b"k%d" % n for n in range(20)])))
 
 

@@ -18,7 +18,7 @@ _FORMAT = 3
 _CHECKSUMS_SINCE = 2
 _REMOVALS_SINCE = 3
 _WAL_ATTEMPTS = 250
-_PATIENCE_S = 120
+PATIENCE_S = 120
 """How long to wait for another holder of a log's write lock: another query may have millions of rows to write."""
 DIRECTORY_ID_FILE = "directory.id"
 
@@ -79,7 +79,7 @@ def connect(path: str, *, create: bool = False) -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"file:{quote(path)}?mode={mode}",
         uri=True,
-        timeout=_PATIENCE_S,
+        timeout=PATIENCE_S,
         isolation_level=None,
         check_same_thread=False,
     )
@@ -187,7 +187,7 @@ def is_written_to(cursor: sqlite3.Cursor) -> bool:
     except sqlite3.OperationalError:
         return True
     finally:
-        cursor.execute(f"PRAGMA busy_timeout={1000 * _PATIENCE_S}")
+        cursor.execute(f"PRAGMA busy_timeout={1000 * PATIENCE_S}")
 
 
 def create(path: str, identity: str) -> str:
