@@ -117,7 +117,7 @@ class HeartbeatWriter:
         try:
             self._producer.abort_transaction(_TIMEOUT_S)
         except KafkaException as error:
-            return error.args[0]
+            kafka_error = error.args[0]
         return kafka_error
 
     def _produce(self, **message: Any) -> None:
