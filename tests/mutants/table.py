@@ -2516,10 +2516,34 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tap-fills-in-silence",
         "the log says that it is being filled until it has the first state",
-        "forebay.state_tap.store_tap:StoreTap.copy",
-        "self._is_filling |= content.is_empty()",
-        "pass",
+        "forebay.state_tap.store_tap:StoreTap.begin",
+        "written is None or written.filling",
+        "False",
         ("core/state_tap/test_store_tap.py::test_first_copy_is_marked_as_filling",),
+    ),
+    Mutant(
+        "tap-copies-over-another-writer",
+        "a copy of the state deletes nothing that another writer of the log has written",
+        "forebay.state_tap.store_log:StoreLog.require_own",
+        "if others:",
+        "if False:",
+        ("core/state_tap/test_store_tap.py::test_no_copy_deletes_what_others_have_written",),
+    ),
+    Mutant(
+        "tap-copies-over-a-fill",
+        "the first copy of a state deletes nothing that was filled into the log",
+        "forebay.state_tap.store_log:StoreLog.require_own",
+        "if first and not self.content().is_empty():",
+        "if False:",
+        ("core/state_tap/test_store_tap.py::test_no_copy_deletes_what_others_have_written",),
+    ),
+    Mutant(
+        "tap-reads-before-it-claims",
+        "a copy fences the former writer of its name before it reads the log",
+        "forebay.state_tap.store_tap:StoreTap.copy",
+        "self._log.write(position, BatchRows(self.spec), batch_id=None)",
+        "pass",
+        ("core/state_tap/test_store_tap.py::test_copy_claims_its_name_before_it_reads_the_log",),
     ),
     # Reads beside writing: slices of a batch, and what is left to readers.
     Mutant(

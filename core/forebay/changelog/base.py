@@ -270,6 +270,10 @@ class Changelog(Protocol):
         """
         ...
 
+    def writers(self, topic: str) -> set[str]:
+        """The writers of a topic, without those that were retired; raises ``ChangelogError``."""
+        ...
+
     def retire_writer(self, topic: str, writer: str) -> None:
         """Remove a writer that is gone for good from the store's age.
 

@@ -38,9 +38,9 @@ class TapPosition:
 
     @classmethod
     def of(cls, heartbeat: Heartbeat) -> TapPosition:
-        """The position that a heartbeat states; that of a sink has no copy."""
+        """The position that a heartbeat states; that of a sink has no copy, and may lack keys of the state."""
         checkpoint_id, _, copy = heartbeat.query_id.partition("/")
-        return cls(checkpoint_id, copy, heartbeat.batch_id, heartbeat.lineage, heartbeat.filling)
+        return cls(checkpoint_id, copy, heartbeat.batch_id, heartbeat.lineage, heartbeat.filling or not copy)
 
 
 def new_copy() -> str:

@@ -69,6 +69,11 @@ class TableMapping:
         chosen = self.spec.spark_state.on_removal or (DELETE if self.spec.store_kind.expiry is None else KEEP)
         return chosen == DELETE
 
+    @property
+    def copy_deletes(self) -> bool:
+        """Whether a copy of the state may delete keys that the log has and the state lacks."""
+        return self.deletes or self.table.kind == "session"
+
     def window_start_ms(self, key: Row) -> int:
         """When a window starts, of its key; raises ``StateUnsupported`` if it is as long as no window of the
         store."""

@@ -21,10 +21,11 @@ from forebay.spark_checkpoint.operators import Operator
 from forebay.state_tap.batch_rows import BatchRows
 from forebay.state_tap.conversion import Conversion, open_conversion
 from forebay.state_tap.lineage import TapPosition, is_continued, lineage_of, new_copy
-from forebay.state_tap.log_content import log_content, value_digest
+from forebay.state_tap.log_content import value_digest
 from forebay.state_tap.mapping import TableMapping
 from forebay.state_tap.plain_conversion import StoreRecord
 from forebay.state_tap.scratch import ContentIndex
+from forebay.state_tap.store_log import StoreLog
 from forebay.store_spec import StoreSpec
 
 log = logging.getLogger(__name__)
@@ -57,17 +58,15 @@ class StoreTap:
         self.spec = spec
         self.operator = spec.spark_state.operator
         self._checkpoint = checkpoint
-        self._changelog = changelog
+        self._log = StoreLog(changelog, spec, writer or spec.name, on_written)
         self._clock_ms = clock_ms
         self._take_over = take_over
-        self._writer = writer or spec.name
-        self._on_written = on_written
         self._position: TapPosition | None = None
         self._conversion: Conversion | None = None
         self._content: ContentIndex | None = None
         """What the log holds, if batches can only be compared with it."""
         self._is_filling = False
-        """Whether the log has never had all of a state."""
+        """Whether the log has never had all of this query's state."""
         self._operator: Operator | None = None
         self._is_interrupted = False
         """Whether something failed between reading changes and writing their records: what is remembered of the
@@ -91,7 +90,9 @@ class StoreTap:
             except CANNOT_FOLLOW as error:
                 self.copy(newest, str(error))
             return
-        self._is_filling = written is not None and written.filling
+        if written is None and not self._take_over and mapping.copy_deletes:
+            self._log.require_own(first=True)
+        self._is_filling = written is None or written.filling
         self.copy(newest, _why_not_continued(written))
 
     def has_batch(self) -> bool:
@@ -138,22 +139,30 @@ class StoreTap:
     def copy(self, batch: int, reason: str, *, compares: bool = False) -> int:
         """Make the log equal to the state as a batch left it; returns how many records that took.
 
-        What the log has already is not written again, and what the state no longer has is deleted. While the log
-        has nothing at all, it says that it is being filled.
+        What the log has already is not written again, and what the state no longer has is deleted. Until the log
+        has had all of the state once, it says that it is being filled.
         """
         mapping = self._mapping(batch)
+        if mapping.copy_deletes:
+            self._log.require_own(first=False)
         log.info("%s: the state of batch %d is copied to its log, as %s", self.spec.name, batch, reason)
-        content = ContentIndex()
-        content.load(log_content(self._changelog, self.spec))
-        self._is_filling |= content.is_empty()
         position = TapPosition(self._checkpoint.id, new_copy(), -1, None, filling=self._is_filling)
         self._adopt(position, mapping)
-        self._content = content
+        self._is_interrupted = True
+        # Whoever wrote under this name until now adds nothing behind what is read.
+        self._log.write(position, BatchRows(self.spec), batch_id=None)
+        self._content = content = self._log.content()
         written = self._compare(batch)
         self._is_filling = False
         if not compares:
             self._content = None
-        log.info("%s: its log has the state of batch %d after %d records", self.spec.name, batch, written)
+        log.info(
+            "%s: its log has the state of batch %d after %d records, of which %d delete what the state lacks",
+            self.spec.name,
+            batch,
+            written,
+            content.removed,
+        )
         return written
 
     def expire(self) -> int:
@@ -172,7 +181,7 @@ class StoreTap:
         rows = BatchRows(self.spec)
         self._is_interrupted = True
         rows.add_all(conversion.expire(now_ms))
-        self._write(position, rows, batch_id=None)
+        self._log.write(position, rows, batch_id=None)
         self._is_interrupted = False
         return rows.count
 
@@ -183,12 +192,7 @@ class StoreTap:
         if as_of_ms is None or (self._as_of_ms is not None and as_of_ms <= self._as_of_ms):
             return
         self._as_of_ms = as_of_ms
-        self._changelog.append_heartbeat(
-            self.spec.topic,
-            writer=self._writer,
-            query_id=position.query_id,
-            value=position.heartbeat(as_of_ms).value(),
-        )
+        self._log.beat(position, as_of_ms)
 
     def _now_ms(self) -> int:
         return int(self._clock_ms())
@@ -199,20 +203,18 @@ class StoreTap:
 
     def _written_before(self) -> TapPosition | None:
         """The position in the log; None if there is none, or another's whose place is to be taken."""
-        heartbeat = self._changelog.last_heartbeat(self.spec.topic, self._writer)
-        if heartbeat is None:
-            return None
-        written = TapPosition.of(heartbeat)
-        if written.checkpoint_id == self._checkpoint.id:
+        written = self._log.last_position()
+        if written is None or written.checkpoint_id == self._checkpoint.id:
             return written
         if not self._take_over:
             raise ChangelogError(
                 f"The log of {self.spec.name!r} is written by the query {written.checkpoint_id}, not by "
-                f"{self._checkpoint.id}, whose checkpoint this is. Choose another store, or replace the log's "
+                f"{self._checkpoint.id}, whose checkpoint this is. Choose another store, or empty the log: "
+                f"forebay changelog reset {self.spec.name}. 'forebay spark follow' and 'bootstrap' replace its "
                 "content with --take-over."
             )
         log.warning("%s: the query %s is superseded as its writer", self.spec.name, written.checkpoint_id)
-        return replace(written, lineage=None)
+        return replace(written, lineage=None, filling=True)
 
     def _adopt(self, position: TapPosition, mapping: TableMapping) -> None:
         self._position = position
@@ -245,14 +247,12 @@ class StoreTap:
         assert conversion is not None
         assert position is not None
         assert content is not None
-        if position.filling:
-            self._write(position, BatchRows(self.spec), batch_id=None)
         self._is_interrupted = True
         conversion.clear()
         content.begin()
         differences, written = self._differences(conversion, content, batch), 0
         while (rows := self._next_rows(differences)).count == _ROWS_AT_ONCE:
-            self._write(position, rows, batch_id=None)
+            self._log.write(position, rows, batch_id=None)
             written += rows.count
         self._append(batch, rows, batch_id=None)
         self._is_interrupted = False
@@ -287,19 +287,8 @@ class StoreTap:
         assert position is not None
         lineage = lineage_of(self._checkpoint.ended_file, batch, conversion.mapping.digest)
         reached = replace(position, batch=batch, lineage=lineage, filling=False)
-        self._write(reached, rows, batch_id=batch_id)
+        self._log.write(reached, rows, batch_id=batch_id)
         self._position = reached
-
-    def _write(self, position: TapPosition, rows: BatchRows, *, batch_id: int | None) -> None:
-        self._changelog.append_batch(
-            self.spec.topic,
-            writer=self._writer,
-            query_id=position.query_id,
-            batch_id=batch_id,
-            rows=rows.by_partition(),
-            heartbeat=position.heartbeat(None).value(),
-        )
-        self._on_written(rows.count)
 
 
 def _why_not_continued(written: TapPosition | None) -> str:

@@ -151,9 +151,11 @@ def test_an_unknown_writer_is_not_retired(changelog, store):
         changelog.retire_writer(store.topic, "w")
     append(changelog, store, (b"a key", b"1"))
     beat(changelog, store, writer="v")
+    assert changelog.writers(store.topic) == {"v", "w"}
     with pytest.raises(ChangelogError, match=r"'typo' of .*; its writers are v, w"):
         changelog.retire_writer(store.topic, "typo")
     changelog.retire_writer(store.topic, "w")
+    assert changelog.writers(store.topic) == {"v"}
     with pytest.raises(ChangelogError, match=r"'w' of .*; its writers are v"):
         changelog.retire_writer(store.topic, "w")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from forebay.changelog import Heartbeat
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ChangelogError, ChangelogUnreachable, TopologyError
 from forebay.spark_checkpoint.errors import StateUnsupported
@@ -398,7 +399,74 @@ def test_first_copy_is_marked_as_filling(spark_4_0, changelog, tapped):
     query.end(1)
     tap.follow(1)
     tap.copy(1, "the test wants it")
-    assert filling == [True, False, False, False]
+    assert filling == [True, False, False, False, False]
+
+
+def written_by(changelog: SqliteChangelog, spec: Any, writer: str, key: bytes) -> None:
+    """A row of another writer, such as a sink or a fill."""
+    rows = {spec.partition_of(key): [(key, b'{"count":1}')]}
+    heartbeat = Heartbeat(None, writer, 0).value()
+    changelog.append_batch(spec.topic, writer=writer, query_id=writer, batch_id=0, rows=rows, heartbeat=heartbeat)
+
+
+def test_no_copy_deletes_what_others_have_written(spark_4_0, changelog, tapped):
+    """Neither while they write, nor what they leave, unless that is asked for."""
+    spec = store(spark_state={"fields": AGGREGATES[:1]})
+    query, tap = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    written_by(changelog, spec, "nl", b"nl-1")
+    with pytest.raises(ChangelogError, match=r"also written by nl.* forebay changelog retire-writer tapped"):
+        tap.begin(0)
+    changelog.retire_writer(spec.topic, "nl")
+    with pytest.raises(ChangelogError, match=r"has rows that 'tapped' has not written.* changelog reset tapped"):
+        tap.begin(0)
+    assert content(changelog, spec) == {'"nl-1"': {"count": 1}}
+    assert changelog.last_heartbeat(spec.topic, "tapped") is None
+    taking = StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS, take_over=True)
+    taking.begin(0)
+    assert '"nl-1"' not in content(changelog, spec)
+    written_by(changelog, spec, "de", b"de-1")
+    with pytest.raises(ChangelogError, match="also written by de"):
+        taking.copy(0, "the test wants it")
+    assert content(changelog, spec)['"de-1"'] == {"count": 1}
+
+
+def test_copy_that_keeps_keys_keeps_those_of_others(spark_4_0, changelog, tapped):
+    """The log had no state of this query before, so that until it has, no key is missing for sure."""
+    spec = store(spark_state={"fields": AGGREGATES[:1], "on_removal": "keep"})
+    query, tap = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    written_by(changelog, spec, "nl", b"nl-1")
+    seen = []
+    append = changelog.append_batch
+    changelog.append_batch = lambda *args, **named: (seen.append(named["heartbeat"]), append(*args, **named))[1]
+    tap.begin(0)
+    assert content(changelog, spec)['"nl-1"'] == {"count": 1}
+    assert len(content(changelog, spec)) > 1
+    assert [Heartbeat.parse(value).filling for value in seen] == [True, False]
+
+
+def test_copy_claims_its_name_before_it_reads_the_log(spark_4_0, changelog, tapped):
+    """A tap that still runs elsewhere would write behind what was read: the copy would not know its keys."""
+    spec = SPECS["aggregation"]
+    query, first = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    first.begin(0)
+    last = query.end_all()
+    refused = []
+
+    class Watched(SqliteChangelog):
+        def consumer(self, *, replay: bool = False) -> Any:
+            with pytest.raises(ChangelogError, match="Two queries write as 'tapped'"):
+                first.follow(1)
+            refused.append(True)
+            return super().consumer(replay=replay)
+
+    second = StoreTap(query.checkpoint, spec, Watched(changelog.directory), lambda: NOW_MS)
+    second.copy(last, "the test wants it")
+    assert refused
+    expected = expected_of("aggregation", spark_4_0.expected("aggregation-default")[last])
+    assert same(content(changelog, spec), expected)
 
 
 def test_a_query_that_was_set_back_is_copied_anew(spark_4_0, tmp_path, changelog, tapped):

@@ -16,7 +16,12 @@ from forebay.changelog.kafka.librdkafka_fetcher import LibrdkafkaFetcher
 from forebay.changelog.kafka.superseded_records import append_tombstones
 from forebay.changelog.kafka.topics import KafkaTopics, passes
 from forebay.changelog.kafka.url import KafkaUrl
-from forebay.changelog.kafka.writer_ownership import has_retired, has_written, last_heartbeat
+from forebay.changelog.kafka.writer_ownership import (
+    has_retired,
+    has_written,
+    known_writers,
+    last_heartbeat,
+)
 from forebay.errors import ChangelogError, ChangelogUnreachable
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
@@ -119,6 +124,14 @@ class KafkaChangelog:
     def ensure_group(self, application_id: str) -> str:
         """Create the topic of a worker group's assignments unless it is there; returns its name."""
         return self._topics.ensure_assignments(application_id)
+
+    def writers(self, topic: str) -> set[str]:
+        """The writers of a topic; see ``Changelog``."""
+        with _reading_heartbeats(topic, "all writers"):
+            known = known_writers(self.kafka, topic, most_offsets=None)
+        if known is None:
+            raise ChangelogError(f"The topic {topic!r} may not be read, so its writers are not known: permit it.")
+        return known
 
     def retire_writer(self, topic: str, writer: str) -> None:
         """Remove a writer that is gone for good from the store's age."""

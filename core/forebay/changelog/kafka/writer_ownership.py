@@ -73,15 +73,15 @@ def has_retired(url: KafkaUrl, topic: str, writer: str) -> bool:
     return last is not None and last.value() is None
 
 
-def known_writers(url: KafkaUrl, topic: str) -> set[str] | None:
-    """The writers that are not retired; None if the topic may not be read, or is too long to be read for this.
+def known_writers(url: KafkaUrl, topic: str, *, most_offsets: int | None = _SEARCH_DEPTHS[-1]) -> set[str] | None:
+    """The writers that are not retired; None if the topic may not be read, or is longer than ``most_offsets``.
 
     Raises ``KafkaException``.
     """
     try:
         with _consumer(url) as consumer:
             beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
-            if end - beginning > _SEARCH_DEPTHS[-1]:
+            if most_offsets is not None and end - beginning > most_offsets:
                 return None
             found = _last_heartbeats(consumer, TopicPartition(topic, 0, beginning))
     except KafkaException as error:

@@ -233,16 +233,20 @@ class SqliteChangelog:
             found = found or here
         return found
 
-    def retire_writer(self, topic: str, writer: str) -> None:
-        """Remove a writer that is gone for good from the store's age; see ``Changelog``."""
-        partitions = range(self.partitions(topic))
+    def writers(self, topic: str) -> set[str]:
+        """The writers of a topic; see ``Changelog``."""
         known: set[str] = set()
-        for partition in partitions:
+        for partition in range(self.partitions(topic)):
             with naming(path := self.path(TopicPartition(topic, partition))):
                 known |= writers.writers(path)
+        return known
+
+    def retire_writer(self, topic: str, writer: str) -> None:
+        """Remove a writer that is gone for good from the store's age; see ``Changelog``."""
+        known = self.writers(topic)
         if writer not in known:
             raise unknown_writer(topic, writer, known)
-        for partition in partitions:
+        for partition in range(self.partitions(topic)):
             with naming(path := self.path(TopicPartition(topic, partition))):
                 writers.retire_writer(path, writer)
 
