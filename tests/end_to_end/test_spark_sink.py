@@ -475,6 +475,10 @@ def test_store_is_bootstrapped_from_its_querys_checkpoint(spark, sink, tmp_path)
     renamed = counts.withColumnRenamed("n", "total")
     with pytest.raises(SinkError, match=r"has the fields n, but the query writes total\. Name the fields"):
         run(sink.write(renamed, "counted", key="k", bootstrap=True), tmp_path)
+    with pytest.raises(SinkError, match=r"values of struct<n:long>, but the query writes long\. Declare the"):
+        run(sink.write(counts, "counted", key="k", value="n", flatten=True, bootstrap=True), tmp_path)
+    with pytest.raises(SinkError, match=r"bootstrap=True cannot fill it: its state has the key k, but"):
+        run(sink.write(counts.withColumnRenamed("k", "key"), "counted", key="key", bootstrap=True), tmp_path)
     with pytest.raises(SinkError, match="needs to know which of the query's state the store has"):
         run(sink.write(counts, "latest", key="k", bootstrap=True), tmp_path)
     assert content(sink, "counted") == {}

@@ -2480,6 +2480,31 @@ MUTANTS: tuple[Mutant, ...] = (
         "False",
         ("core/changelog/sqlite/test_changelog.py::test_log_without_a_partition_lacks_a_querys_writes",),
     ),
+    # A store is filled from a checkpoint with what its query writes.
+    Mutant(
+        "bootstrap-with-other-keys",
+        "a store is filled from a checkpoint only under the keys that its query writes",
+        "forebay.spark.state_mismatch:_keys",
+        "if [name.lower() for name in names] == [name.lower() for name in layout.key]:",
+        "if {*names} == {*layout.key}:",
+        ("core/spark/test_state_mismatch.py::test_store_that_would_mix_two_forms_is_not_filled",),
+    ),
+    Mutant(
+        "bootstrap-of-other-values",
+        "a store is filled from a checkpoint only with values of the form that its query writes",
+        "forebay.spark.state_mismatch:_values",
+        "if _json_shape(held) == _json_shape(written):",
+        "if True:",
+        ("core/spark/test_state_mismatch.py::test_store_that_would_mix_two_forms_is_not_filled",),
+    ),
+    Mutant(
+        "bootstrap-in-append-mode",
+        "no store is filled from the state of a query in append mode, which lacks its final results",
+        "forebay.spark.state_mismatch:_arguments",
+        'if mode == "append":',
+        "if False:",
+        ("core/spark/test_state_mismatch.py::test_store_that_would_mix_two_forms_is_not_filled",),
+    ),
     # The state tap: the log has the state, and each batch once.
     Mutant(
         "tap-follows-another-history",
