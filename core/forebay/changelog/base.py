@@ -225,6 +225,10 @@ class Changelog(Protocol):
         """The identity of a topic, or of one partition's log; raises ``TopicMissing``."""
         ...
 
+    def identities(self, topic: str) -> list[str]:
+        """The identity of each partition's log, in their order; raises ``TopicMissing``."""
+        ...
+
     def consumer(self, *, replay: bool = False) -> Consumer:
         """A new reader; for a ``replay`` it reads one partition at a time, further ahead."""
         ...

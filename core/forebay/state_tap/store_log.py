@@ -1,7 +1,8 @@
-"""A store's log as a tap writes it: under one name, and only where a copy deletes nothing that others wrote."""
+"""A store's log as a tap writes it: under one name, and only as long as it has what the tap wrote before."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 from forebay.changelog import Changelog
@@ -11,6 +12,12 @@ from forebay.state_tap.lineage import TapPosition
 from forebay.state_tap.log_content import log_content
 from forebay.state_tap.scratch import ContentIndex
 from forebay.store_spec import StoreSpec
+
+_IDENTITY_DIGITS = 16
+
+
+class LogReplaced(Exception):
+    """The log was reset or recreated, or a partition of it was lost and recreated: it lacks what was written."""
 
 
 class StoreLog:
@@ -23,6 +30,17 @@ class StoreLog:
         self._spec = spec
         self._writer = writer
         self._on_written = on_written
+        self.identity = ""
+        """Identifies the log that is written, and all of its partitions; '' before ``open``."""
+
+    def open(self) -> None:
+        """Write to the log as it is now, whatever was written to an earlier one."""
+        self.identity = self._identity()
+
+    def require_same(self) -> None:
+        """Raise ``LogReplaced`` unless the log is still the one that was opened."""
+        if self._identity() != self.identity:
+            raise LogReplaced("the log was reset, or a partition of it was lost")
 
     def last_position(self) -> TapPosition | None:
         """The position that the writer's newest heartbeat states; None if it has written none, or was retired."""
@@ -35,10 +53,11 @@ class StoreLog:
         content.load(log_content(self._changelog, self._spec))
         return content
 
-    def require_own(self, *, first: bool) -> None:
+    def require_own(self, *, take_over: bool) -> None:
         """Raise ``ChangelogError`` if a copy may delete what others wrote.
 
-        That is so while the log has another writer. Before the ``first`` copy every row in it is another's.
+        That is so while the log has another writer. Before this one has written, every row is another's: with
+        ``take_over`` those may go.
         """
         name = self._spec.name
         others = sorted(self._changelog.writers(self._spec.topic) - {self._writer})
@@ -48,7 +67,8 @@ class StoreLog:
                 "what the state does not have of it. Give the query a store of its own, or declare on_removal = "
                 f'"keep" in its spark_state. If a writer is gone for good: forebay changelog retire-writer {name}.'
             )
-        if first and not self.content().is_empty():
+        is_first = not take_over and self.last_position() is None
+        if is_first and not self.content().is_empty():
             raise ChangelogError(
                 f"The log of {name!r} has rows that {self._writer!r} has not written, such as those of a fill or "
                 "of a writer that was retired: a copy of the state would delete what the state does not have of "
@@ -57,7 +77,8 @@ class StoreLog:
             )
 
     def write(self, position: TapPosition, rows: BatchRows, *, batch_id: int | None) -> None:
-        """Append rows, and a heartbeat that states the position after them."""
+        """Append rows, and a heartbeat that states the position after them; raises ``LogReplaced``."""
+        self.require_same()
         self._changelog.append_batch(
             self._spec.topic,
             writer=self._writer,
@@ -76,3 +97,7 @@ class StoreLog:
             query_id=position.query_id,
             value=position.heartbeat(as_of_ms).value(),
         )
+
+    def _identity(self) -> str:
+        identities = self._changelog.identities(self._spec.topic)
+        return hashlib.sha256(" ".join(identities).encode()).hexdigest()[:_IDENTITY_DIGITS]

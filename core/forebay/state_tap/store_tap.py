@@ -20,12 +20,19 @@ from forebay.spark_checkpoint.errors import (
 from forebay.spark_checkpoint.operators import Operator
 from forebay.state_tap.batch_rows import BatchRows
 from forebay.state_tap.conversion import Conversion, open_conversion
-from forebay.state_tap.lineage import TapPosition, is_continued, lineage_of, new_copy
+from forebay.state_tap.lineage import (
+    TapPosition,
+    is_continued,
+    is_in_log,
+    lineage_of,
+    new_copy,
+    unfinished_lineage,
+)
 from forebay.state_tap.log_content import value_digest
 from forebay.state_tap.mapping import TableMapping
 from forebay.state_tap.plain_conversion import StoreRecord
 from forebay.state_tap.scratch import ContentIndex
-from forebay.state_tap.store_log import StoreLog
+from forebay.state_tap.store_log import LogReplaced, StoreLog
 from forebay.store_spec import StoreSpec
 
 log = logging.getLogger(__name__)
@@ -81,8 +88,9 @@ class StoreTap:
     def begin(self, newest: int) -> None:
         """Go on from where the log is, or copy the state as the newest batch left it."""
         mapping = self._mapping(newest)
+        self._log.open()
         written = self._written_before()
-        if written is not None and is_continued(self._checkpoint, written, mapping.digest):
+        if written is not None and is_continued(self._checkpoint, written, mapping.digest, self._log.identity):
             log.info("%s goes on after batch %d of %s", self.spec.name, written.batch, written.checkpoint_id)
             self._adopt(written, mapping)
             try:
@@ -90,17 +98,16 @@ class StoreTap:
             except CANNOT_FOLLOW as error:
                 self.copy(newest, str(error))
             return
-        if written is None and not self._take_over and mapping.copy_deletes:
-            self._log.require_own(first=True)
-        self._is_filling = written is None or written.filling
-        self.copy(newest, _why_not_continued(written))
+        has_all = written is not None and not written.filling and is_in_log(written, self._log.identity)
+        self._is_filling = not has_all
+        self.copy(newest, self._why_not_continued(written))
 
     def has_batch(self) -> bool:
         """Whether the checkpoint still has the batch that the log has; it does not once the query was set back."""
         assert self._position is not None
         assert self._conversion is not None
-        unfinished = self._position.batch < 0
-        return unfinished or is_continued(self._checkpoint, self._position, self._conversion.mapping.digest)
+        unfinished, digest = self._position.batch < 0, self._conversion.mapping.digest
+        return unfinished or is_continued(self._checkpoint, self._position, digest, self._log.identity)
 
     def follow(self, batch: int) -> int:
         """Write what a batch changed; it must be the next, and have ended. Returns how many records that took.
@@ -108,6 +115,12 @@ class StoreTap:
         Copies the whole state if the batch's changes are gone, do not follow, or are not kept. If it fails, it may
         be repeated.
         """
+        try:
+            return self._follow(batch)
+        except LogReplaced as error:
+            return self._copy_to_new_log(batch, error)
+
+    def _follow(self, batch: int) -> int:
         position, conversion = self._position, self._conversion
         assert position is not None
         assert conversion is not None
@@ -142,11 +155,34 @@ class StoreTap:
         What the log has already is not written again, and what the state no longer has is deleted. Until the log
         has had all of the state once, it says that it is being filled.
         """
+        while True:
+            try:
+                return self._copy(batch, reason, compares=compares)
+            except LogReplaced as error:
+                reason, self._is_filling = str(error), True
+
+    def keep_log(self) -> int:
+        """Copy the state if the log is no longer the one that was written, which every write notices as well;
+        returns how many records that took."""
+        try:
+            self._log.require_same()
+        except LogReplaced as error:
+            return self._copy_to_new_log(self._checkpoint.batches()[-1], error)
+        return 0
+
+    def _copy_to_new_log(self, batch: int, error: LogReplaced) -> int:
+        log.warning("%s: %s while the tap was running", self.spec.name, error)
+        self._is_filling = True
+        return self.copy(batch, str(error), compares=self._content is not None)
+
+    def _copy(self, batch: int, reason: str, *, compares: bool) -> int:
         mapping = self._mapping(batch)
+        self._log.open()
         if mapping.copy_deletes:
-            self._log.require_own(first=False)
+            self._log.require_own(take_over=self._take_over)
         log.info("%s: the state of batch %d is copied to its log, as %s", self.spec.name, batch, reason)
-        position = TapPosition(self._checkpoint.id, new_copy(), -1, None, filling=self._is_filling)
+        lineage = unfinished_lineage(self._log.identity)
+        position = TapPosition(self._checkpoint.id, new_copy(), -1, lineage, filling=self._is_filling)
         self._adopt(position, mapping)
         self._is_interrupted = True
         # Whoever wrote under this name until now adds nothing behind what is read.
@@ -181,7 +217,10 @@ class StoreTap:
         rows = BatchRows(self.spec)
         self._is_interrupted = True
         rows.add_all(conversion.expire(now_ms))
-        self._log.write(position, rows, batch_id=None)
+        try:
+            self._log.write(position, rows, batch_id=None)
+        except LogReplaced as error:
+            return self._copy_to_new_log(self._checkpoint.batches()[-1], error)
         self._is_interrupted = False
         return rows.count
 
@@ -285,15 +324,16 @@ class StoreTap:
         conversion, position = self._conversion, self._position
         assert conversion is not None
         assert position is not None
-        lineage = lineage_of(self._checkpoint.ended_file, batch, conversion.mapping.digest)
+        lineage = lineage_of(self._checkpoint.ended_file, batch, conversion.mapping.digest, self._log.identity)
         reached = replace(position, batch=batch, lineage=lineage, filling=False)
         self._log.write(reached, rows, batch_id=batch_id)
         self._position = reached
 
-
-def _why_not_continued(written: TapPosition | None) -> str:
-    if written is None:
-        return "nothing of it is in the log yet"
-    if written.lineage is not None:
+    def _why_not_continued(self, written: TapPosition | None) -> str:
+        if written is None:
+            return "nothing of it is in the log yet"
+        if not is_in_log(written, self._log.identity):
+            return "a partition of its log was lost"
+        if written.batch < 0 or written.lineage is None:
+            return "no copy of it was finished"
         return f"batch {written.batch} is no longer what the log has: purged, repeated, or mapped otherwise"
-    return "no copy of it was finished"

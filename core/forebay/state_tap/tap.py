@@ -136,7 +136,8 @@ class StateTap:
     def _idle(self, checkpoint: Checkpoint, taps: list[StoreTap], batch: int) -> bool:
         """What is due between two batches: expiries, and heartbeats about once a second.
 
-        Returns whether the batch is still in the checkpoint, which is looked up as often as heartbeats are due.
+        Returns whether the batch is still in the checkpoint. That is looked up as often as heartbeats are due, as
+        is whether the logs are still the same.
         """
         for tap in taps:
             self._patiently(tap.expire)
@@ -146,6 +147,8 @@ class StateTap:
         self._beat_due_ms = now_ms + _BEAT_MS
         if not self._patiently(checkpoint.is_committed, batch):
             return False
+        for tap in taps:
+            self._patiently(tap.keep_log)
         self._beat(checkpoint, taps, batch)
         return True
 

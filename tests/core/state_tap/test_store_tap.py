@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -467,6 +468,64 @@ def test_copy_claims_its_name_before_it_reads_the_log(spark_4_0, changelog, tapp
     assert refused
     expected = expected_of("aggregation", spark_4_0.expected("aggregation-default")[last])
     assert same(content(changelog, spec), expected)
+
+
+@pytest.mark.parametrize("act", [lambda tap: tap.follow(1), lambda tap: tap.keep_log()], ids=["batch", "idle"])
+def test_log_that_is_reset_under_a_tap_is_filled_anew(spark_4_0, changelog, tapped, act):
+    """With what no batch changes any more. Until it is there, no key is missing for sure."""
+    spec = SPECS["aggregation"]
+    query, tap = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    tap.begin(0)
+    changelog.reset(spec)
+    query.end(1)
+    seen = []
+    append = changelog.append_batch
+    changelog.append_batch = lambda *args, **named: (seen.append(named["heartbeat"]), append(*args, **named))[1]
+    act(tap)
+    expected = expected_of("aggregation", spark_4_0.expected("aggregation-default")[1])
+    assert same(content(changelog, spec), expected)
+    assert [Heartbeat.parse(value).filling for value in seen] == [True, False]
+    first = changelog.last_heartbeat(spec.topic, spec.name)
+    StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS).begin(1)
+    assert changelog.last_heartbeat(spec.topic, spec.name) == first
+
+
+@pytest.mark.parametrize("lost", [{0}, {2}, {1, 2}])
+def test_lost_partitions_are_filled_by_the_next_start(spark_4_0, changelog, tapped, lost):
+    spec = SPECS["aggregation"]
+    query, tap = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    tap.begin(0)
+    before = content(changelog, spec)
+    for partition in lost:
+        for file in (changelog.directory / spec.topic).glob(f"{partition}.db*"):
+            file.unlink()
+    again = SqliteChangelog(changelog.directory)
+    again.ensure(spec)
+    assert content(again, spec) != before
+    seen = []
+    append = again.append_batch
+    again.append_batch = lambda *args, **named: (seen.append(named["heartbeat"]), append(*args, **named))[1]
+    StoreTap(query.checkpoint, spec, again, lambda: NOW_MS).begin(0)
+    assert content(again, spec) == before
+    assert [Heartbeat.parse(value).filling for value in seen] == [True, False]
+    last = again.last_heartbeat(spec.topic, spec.name)
+    StoreTap(query.checkpoint, spec, again, lambda: NOW_MS).begin(0)
+    assert again.last_heartbeat(spec.topic, spec.name) == last
+
+
+def test_position_of_an_earlier_version_is_continued(spark_4_0, changelog, tapped):
+    """Its lineage has fewer members: only those are compared."""
+    spec = SPECS["aggregation"]
+    query, tap = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    tap.begin(0)
+    last = changelog.last_heartbeat(spec.topic, spec.name)
+    earlier = replace(last, lineage="-".join(last.lineage.split("-")[:2]))
+    changelog.append_heartbeat(spec.topic, writer=spec.name, query_id=earlier.query_id, value=earlier.value())
+    StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS).begin(0)
+    assert changelog.last_heartbeat(spec.topic, spec.name) == earlier
 
 
 def test_a_query_that_was_set_back_is_copied_anew(spark_4_0, tmp_path, changelog, tapped):

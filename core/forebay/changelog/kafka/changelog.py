@@ -57,6 +57,11 @@ class KafkaChangelog:
         """The topic's id; raises ``TopicMissing`` and ``ChangelogUnreachable``."""
         return self._topics.describe(topic).identity
 
+    def identities(self, topic: str) -> list[str]:
+        """The topic's id for each partition; raises ``TopicMissing`` and ``ChangelogUnreachable``."""
+        state = self._topics.describe(topic)
+        return [state.identity] * state.partitions
+
     def consumer(self, *, replay: bool = False) -> Consumer:
         """A new reader; for a ``replay`` it reads one partition at a time, further ahead."""
         if not replay or self.kafka.only_librdkafka:

@@ -151,6 +151,10 @@ class SqliteChangelog:
         except log_file.UNREADABLE as error:
             raise TopicMissing(f"Partition {partition} of the log {topic!r} cannot be read: {error}.") from None
 
+    def identities(self, topic: str) -> list[str]:
+        """The identity of each partition's log; raises ``TopicMissing``."""
+        return [self.identity(topic, partition) for partition in range(self.partitions(topic))]
+
     def topics(self) -> list[str]:
         """The names of all topics."""
         with self._topics() as connection:
@@ -217,9 +221,13 @@ class SqliteChangelog:
 
     def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
         """A writer's newest heartbeat; see ``Changelog``."""
-        with naming(path := self.path(TopicPartition(topic, 0))):
-            value = writers.last_heartbeat(path, writer)
-        return None if value is None else Heartbeat.parse(value)
+        # A partition that was lost and recreated has none of before.
+        for partition in range(self.partitions(topic)):
+            with naming(path := self.path(TopicPartition(topic, partition))):
+                value = writers.last_heartbeat(path, writer)
+            if value is not None:
+                return Heartbeat.parse(value)
+        return None
 
     def has_written(self, topic: str, *, writer: str, query_id: str) -> bool:
         """Whether the log has what a query wrote under a name; see ``Changelog``."""

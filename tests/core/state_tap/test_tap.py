@@ -1,0 +1,65 @@
+"""A tap beside a running query, with a log that changes under it."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from forebay.changelog import Wake
+from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay.state_tap.source_ends import SourceEnds
+from forebay.state_tap.tap import StateTap
+from tests.support.cluster import wait_until
+from tests.support.running_query import RunningQuery, content, store
+
+NAME = "aggregation-changelog"
+SPEC = store(spark_state={"fields": [{"name": "count", "position": 0, "function": "count"}]})
+
+
+@pytest.fixture
+def changelog(tmp_path):
+    changelog = SqliteChangelog(tmp_path / "log")
+    changelog.ensure(SPEC)
+    return changelog
+
+
+@pytest.fixture
+def query(tmp_path, spark_4_0):
+    return RunningQuery(spark_4_0.path(NAME), tmp_path / "checkpoint")
+
+
+@contextlib.contextmanager
+def following(query: RunningQuery, changelog: SqliteChangelog) -> Iterator[None]:
+    stopping, failures = Wake(), []
+
+    def run(tap: StateTap) -> None:
+        try:
+            tap.run()
+        except Exception as error:
+            failures.append(error)
+
+    tap = StateTap(str(query.path), [SPEC], changelog, SourceEnds(None), poll_interval_ms=20, stopping=stopping)
+    thread = threading.Thread(target=run, args=[tap])
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join()
+    assert failures == []
+
+
+def counts(written: Any, batch: int) -> dict[str, Any]:
+    """What the log is to have of the state that a batch left."""
+    state = written.expected(NAME)[batch]
+    return {key[1:-1]: {"count": value[0]} for key, value in state.items() if key != "[null]"}
+
+
+def test_reset_log_is_filled_while_the_query_is_idle(spark_4_0, query, changelog):
+    query.end(0)
+    with following(query, changelog):
+        wait_until(lambda: content(changelog, SPEC) == counts(spark_4_0, 0), "the first copy")
+        changelog.reset(SPEC)
+        wait_until(lambda: content(changelog, SPEC) == counts(spark_4_0, 0), "a copy to the new log")
