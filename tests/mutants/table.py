@@ -2515,6 +2515,22 @@ MUTANTS: tuple[Mutant, ...] = (
         ("core/state_tap/test_store_tap.py::test_batch_repeated_under_its_number_is_copied_anew",),
     ),
     Mutant(
+        "tap-misses-a-batch-run-again",
+        "a last batch that was run again with the same plan is not continued",
+        "forebay.state_tap.lineage:lineage_of",
+        "str(modified_ms)",
+        "''",
+        ("core/state_tap/test_store_tap.py::test_last_batch_that_was_run_again_is_copied_anew",),
+    ),
+    Mutant(
+        "tap-idle-beside-a-batch-run-again",
+        "a last batch that was run again is read again while the query is idle",
+        "forebay.state_tap.tap:StateTap._idle",
+        "checkpoint.is_unchanged",
+        "checkpoint.is_committed",
+        ("core/state_tap/test_tap.py::test_batch_that_is_run_again_is_read_again_while_idle",),
+    ),
+    Mutant(
         "tap-leaves-merged-sessions",
         "a session that was merged into another leaves the log",
         "forebay.state_tap.conversion:SessionConversion.apply",
@@ -2534,8 +2550,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "tap-writes-batches-twice",
         "rows of a batch that are in a SQLite log are not appended again",
         "forebay.state_tap.store_tap:StoreTap._follow",
-        "self._append(batch, rows, batch_id=batch)",
-        "self._append(batch, rows, batch_id=None)",
+        "self._append(batch, lineage, rows, batch_id=batch)",
+        "self._append(batch, lineage, rows, batch_id=None)",
         ("core/state_tap/test_store_tap.py::test_a_batch_that_was_half_written_is_in_a_sqlite_log_once",),
     ),
     Mutant(

@@ -34,6 +34,8 @@ class Checkpoint:
         self._metadata = OperatorMetadata(files)
         self.ended_file = lru_cache(2 * _REMEMBERED_BATCHES)(files.read)
         """The content of a file in ``commits`` or ``offsets``."""
+        self.ended_status = lru_cache(_REMEMBERED_BATCHES)(files.stat)
+        """The size and time of a file in ``commits``: of a batch that was run again, it is written again."""
         self.ended_offsets = lru_cache(_REMEMBERED_BATCHES)(partial(self._offsets, self.ended_file))
         self.ended_operator = lru_cache(_REMEMBERED_BATCHES)(self.operator)
         self._commit_of = lru_cache(_REMEMBERED_BATCHES)(partial(self._commit, self.ended_file))
@@ -61,6 +63,14 @@ class Checkpoint:
     def is_committed(self, batch: int) -> bool:
         """Whether the batch has ended; lists nothing."""
         return self.files.exists(f"commits/{batch}")
+
+    def is_unchanged(self, batch: int) -> bool:
+        """Whether the batch has ended, and was not run again since ``ended_status`` was asked for it."""
+        path = f"commits/{batch}"
+        try:
+            return self.files.stat(path) == self.ended_status(path)
+        except FileNotFoundError:
+            return False
 
     def offsets(self, batch: int) -> Offsets:
         """What a batch read up to."""

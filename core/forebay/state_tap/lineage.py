@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from forebay.changelog import Heartbeat
 from forebay.spark_checkpoint import Checkpoint
+from forebay.spark_checkpoint.files import FileStatus
 
 _DIGEST_DIGITS = 16
 _SEPARATOR = "-"
@@ -50,20 +51,24 @@ def new_copy() -> str:
     return uuid.uuid4().hex[:12]
 
 
-def lineage_of(read: Callable[[str], bytes], batch: int, mapping_digest: str, log: str) -> str:
+def lineage_of(
+    read: Callable[[str], bytes], stat: Callable[[str], FileStatus], batch: int, mapping_digest: str, log: str
+) -> str:
     """Identifies a batch's attempt, how its state is mapped, and the ``log`` that has it.
 
     The files that a batch leaves, which are ``read``, contain when it was planned and, in checkpoint format 2,
-    which state it made: after a query was set back, a batch of the same number has others. Later versions may
-    append members: what a heartbeat lacks is not compared.
+    which state it made: after a query was set back, a batch of the same number has others. A last batch that was
+    run again has the same in format 1, but its commit has another time. Later versions may append members: what a
+    heartbeat lacks is not compared.
     """
     digest = hashlib.sha256()
-    for directory in ("offsets", "commits"):
-        try:
+    try:
+        for directory in ("offsets", "commits"):
             digest.update(read(f"{directory}/{batch}"))
-        except FileNotFoundError:
-            return unfinished_lineage(log)
-    return _SEPARATOR.join((digest.hexdigest()[:_DIGEST_DIGITS], mapping_digest, log))
+        modified_ms = stat(f"commits/{batch}").modified_ms
+    except FileNotFoundError:
+        return unfinished_lineage(log)
+    return _SEPARATOR.join((digest.hexdigest()[:_DIGEST_DIGITS], mapping_digest, log, str(modified_ms)))
 
 
 def unfinished_lineage(log: str) -> str:
@@ -76,7 +81,8 @@ def is_continued(checkpoint: Checkpoint, position: TapPosition, mapping_digest: 
     members = (position.lineage or "").split(_SEPARATOR)
     if members[0] == "":
         return False
-    current = lineage_of(checkpoint.files.read, position.batch, mapping_digest, log)
+    files = checkpoint.files
+    current = lineage_of(files.read, files.stat, position.batch, mapping_digest, log)
     return current.split(_SEPARATOR)[: len(members)] == members
 
 

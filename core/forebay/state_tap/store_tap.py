@@ -131,7 +131,8 @@ class StoreTap:
             return self.copy(batch, "the operator, its schema or its partitions have changed")
         if self._content is not None:
             return self._compare(batch)
-        rows = BatchRows(self.spec)
+        # Before it is read: if it is run again meanwhile, what was read is not continued.
+        rows, lineage = BatchRows(self.spec), self._lineage(batch)
         try:
             self._remember_if_interrupted()
             self._is_interrupted = True
@@ -145,7 +146,7 @@ class StoreTap:
         except StateUnsupported as error:
             log.warning("%s: %s Until then every batch is compared with the whole log.", self.spec.name, error)
             return self.copy(batch, "its changes are not kept", compares=True)
-        self._append(batch, rows, batch_id=batch)
+        self._append(batch, lineage, rows, batch_id=batch)
         self._is_interrupted = False
         return rows.count
 
@@ -287,13 +288,14 @@ class StoreTap:
         assert position is not None
         assert content is not None
         self._is_interrupted = True
+        lineage = self._lineage(batch)
         conversion.clear()
         content.begin()
         differences, written = self._differences(conversion, content, batch), 0
         while (rows := self._next_rows(differences)).count == _ROWS_AT_ONCE:
             self._log.write(position, rows, batch_id=None)
             written += rows.count
-        self._append(batch, rows, batch_id=None)
+        self._append(batch, lineage, rows, batch_id=None)
         self._is_interrupted = False
         return written + rows.count
 
@@ -319,12 +321,15 @@ class StoreTap:
         table = self._conversion.mapping.table
         return self._checkpoint.snapshot(self.operator, partition, batch + 1, table.store, table.family)
 
-    def _append(self, batch: int, rows: BatchRows, *, batch_id: int | None) -> None:
+    def _lineage(self, batch: int) -> str:
+        assert self._conversion is not None
+        checkpoint, digest = self._checkpoint, self._conversion.mapping.digest
+        return lineage_of(checkpoint.ended_file, checkpoint.ended_status, batch, digest, self._log.identity)
+
+    def _append(self, batch: int, lineage: str, rows: BatchRows, *, batch_id: int | None) -> None:
         """Write the last rows of a batch, after which the log has it."""
-        conversion, position = self._conversion, self._position
-        assert conversion is not None
+        position = self._position
         assert position is not None
-        lineage = lineage_of(self._checkpoint.ended_file, batch, conversion.mapping.digest, self._log.identity)
         reached = replace(position, batch=batch, lineage=lineage, filling=False)
         self._log.write(reached, rows, batch_id=batch_id)
         self._position = reached

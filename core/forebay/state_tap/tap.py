@@ -118,7 +118,9 @@ class StateTap:
                 batch = min((tap.batch for tap in taps if tap.batch is not None), default=-1)
                 if not self._patiently(checkpoint.is_committed, batch + 1):
                     if not self._idle(checkpoint, taps, batch):
-                        log.warning("batch %d is no longer in the checkpoint: it was set back or purged", batch)
+                        log.warning(
+                            "batch %d is no longer what was read: it was set back, repeated or purged", batch
+                        )
                         return
                     commits.wait(self._poll_interval_s, self._stopping)
                     continue
@@ -136,8 +138,8 @@ class StateTap:
     def _idle(self, checkpoint: Checkpoint, taps: list[StoreTap], batch: int) -> bool:
         """What is due between two batches: expiries, and heartbeats about once a second.
 
-        Returns whether the batch is still in the checkpoint. That is looked up as often as heartbeats are due, as
-        is whether the logs are still the same.
+        Returns whether the batch is still in the checkpoint as it was read. That is looked up as often as
+        heartbeats are due, as is whether the logs are still the same.
         """
         for tap in taps:
             self._patiently(tap.expire)
@@ -145,7 +147,7 @@ class StateTap:
         if now_ms < self._beat_due_ms:
             return True
         self._beat_due_ms = now_ms + _BEAT_MS
-        if not self._patiently(checkpoint.is_committed, batch):
+        if not self._patiently(checkpoint.is_unchanged, batch):
             return False
         for tap in taps:
             self._patiently(tap.keep_log)

@@ -515,14 +515,15 @@ def test_lost_partitions_are_filled_by_the_next_start(spark_4_0, changelog, tapp
     assert again.last_heartbeat(spec.topic, spec.name) == last
 
 
-def test_position_of_an_earlier_version_is_continued(spark_4_0, changelog, tapped):
+@pytest.mark.parametrize("members", [2, 3])
+def test_position_of_an_earlier_version_is_continued(spark_4_0, changelog, tapped, members):
     """Its lineage has fewer members: only those are compared."""
     spec = SPECS["aggregation"]
     query, tap = tapped(spark_4_0, "aggregation-default", spec)
     query.end(0)
     tap.begin(0)
     last = changelog.last_heartbeat(spec.topic, spec.name)
-    earlier = replace(last, lineage="-".join(last.lineage.split("-")[:2]))
+    earlier = replace(last, lineage="-".join(last.lineage.split("-")[:members]))
     changelog.append_heartbeat(spec.topic, writer=spec.name, query_id=earlier.query_id, value=earlier.value())
     StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS).begin(0)
     assert changelog.last_heartbeat(spec.topic, spec.name) == earlier
@@ -560,6 +561,43 @@ def test_batch_repeated_under_its_number_is_copied_anew(spark_4_0, changelog, ta
     offsets.write_text(offsets.read_text().replace('"batchTimestampMs":1', '"batchTimestampMs":2'))
     StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS).begin(last)
     assert changelog.last_heartbeat(spec.topic, spec.name).query_id != first.query_id
+
+
+@pytest.mark.parametrize("name", ["aggregation-default", "aggregation-changelog"])
+def test_last_batch_that_was_run_again_is_copied_anew(written, name, changelog, tapped):
+    """In checkpoint format 1 it has the same plan and commit, but may have made other state: Spark writes the
+    commit anew."""
+    spec = SPECS["aggregation"]
+    query, tap = tapped(written, name, spec)
+    last = query.end_all()
+    tap.begin(last)
+    assert tap.has_batch()
+    first = changelog.last_heartbeat(spec.topic, spec.name)
+    StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS).begin(last)
+    assert changelog.last_heartbeat(spec.topic, spec.name) == first
+    query.run_again(last)
+    assert not tap.has_batch()
+    StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS).begin(last)
+    assert changelog.last_heartbeat(spec.topic, spec.name).query_id != first.query_id
+
+
+def test_batch_that_is_run_again_while_it_is_read_is_read_again(spark_4_0, changelog, tapped):
+    """What was read may be the state of either attempt."""
+    query, first = tapped(spark_4_0, "aggregation-default", SPECS["aggregation"])
+    query.end(0)
+    first.begin(0)
+    query.end(1)
+
+    def read() -> int:
+        if query.checkpoint.is_committed(1):
+            query.run_again(1)
+        return NOW_MS
+
+    tap = StoreTap(query.checkpoint, SPECS["aggregation"], changelog, read)
+    tap.begin(0)
+    assert tap.has_batch()
+    tap.follow(1)
+    assert not tap.has_batch()
 
 
 def test_changes_that_spark_has_purged_are_made_up_by_a_copy(spark_4_0, changelog, tapped):

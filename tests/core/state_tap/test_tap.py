@@ -63,3 +63,16 @@ def test_reset_log_is_filled_while_the_query_is_idle(spark_4_0, query, changelog
         wait_until(lambda: content(changelog, SPEC) == counts(spark_4_0, 0), "the first copy")
         changelog.reset(SPEC)
         wait_until(lambda: content(changelog, SPEC) == counts(spark_4_0, 0), "a copy to the new log")
+
+
+def test_batch_that_is_run_again_is_read_again_while_idle(query, changelog):
+    query.end(0)
+    with following(query, changelog):
+        wait_until(lambda: beat(changelog) is not None and beat(changelog).batch_id == 0, "the first copy")
+        first = beat(changelog)
+        query.run_again(0)
+        wait_until(lambda: beat(changelog).query_id != first.query_id, "another copy")
+
+
+def beat(changelog: SqliteChangelog) -> Any:
+    return changelog.last_heartbeat(SPEC.topic, SPEC.name)
