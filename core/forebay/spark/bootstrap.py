@@ -33,7 +33,7 @@ def bootstrap(writer: StoreWriter, layout: Layout, location: str, schema: T.Stru
         )
     try:
         checkpoint = Checkpoint.open(location)
-        newest = checkpoint.batches()[-1]
+        newest = checkpoint.newest_batch()
         mapping = TableMapping(spec, checkpoint.operator(spec.spark_state.operator, newest))
         mismatch = state_mismatch(mapping, layout, schema, mode)
         if mismatch is not None:

@@ -60,6 +60,14 @@ class Checkpoint:
         """The batches that have ended and are still noted, ascending; lists a directory."""
         return sorted(int(name) for name in self.files.list("commits") if name.isdigit())
 
+    def newest_batch(self) -> int:
+        """The last batch that has ended; lists a directory. Raises ``VersionNotCommitted`` if none has."""
+        batches = self.batches()
+        if not batches:
+            message = f"{self.files.url} has no batch that has ended."
+            raise VersionNotCommitted(f"{message} Run the query until its first batch has.")
+        return batches[-1]
+
     def is_committed(self, batch: int) -> bool:
         """Whether the batch has ended; lists nothing."""
         return self.files.exists(f"commits/{batch}")

@@ -90,3 +90,14 @@ def is_in_log(position: TapPosition, log: str) -> bool:
     """Whether a position was written to this log, as far as it says."""
     members = (position.lineage or "").split(_SEPARATOR)
     return len(members) <= _LOG_MEMBER or members[_LOG_MEMBER] == log
+
+
+def why_not_continued(position: TapPosition | None, log: str) -> str:
+    """Why a log's state is copied instead, for the tap's log."""
+    if position is None:
+        return "nothing of it is in the log yet"
+    if not is_in_log(position, log):
+        return "a partition of its log was lost"
+    if position.batch < 0 or position.lineage is None:
+        return "no copy of it was finished"
+    return f"batch {position.batch} is no longer what the log has: purged, repeated, or mapped otherwise"

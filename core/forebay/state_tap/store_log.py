@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from forebay.changelog import Changelog
 from forebay.errors import ChangelogError
@@ -12,6 +14,8 @@ from forebay.state_tap.lineage import TapPosition
 from forebay.state_tap.log_content import log_content
 from forebay.state_tap.scratch import ContentIndex
 from forebay.store_spec import StoreSpec
+
+log = logging.getLogger(__name__)
 
 _IDENTITY_DIGITS = 16
 
@@ -46,6 +50,23 @@ class StoreLog:
         """The position that the writer's newest heartbeat states; None if it has written none, or was retired."""
         heartbeat = self._changelog.last_heartbeat(self._spec.topic, self._writer)
         return None if heartbeat is None else TapPosition.of(heartbeat)
+
+    def last_position_of(self, checkpoint_id: str, *, take_over: bool) -> TapPosition | None:
+        """As ``last_position``, if it is that of this checkpoint.
+
+        Another's is refused with ``ChangelogError``. To ``take_over`` from it is to have nothing of the state yet.
+        """
+        written, name = self.last_position(), self._spec.name
+        if written is None or written.checkpoint_id == checkpoint_id:
+            return written
+        if not take_over:
+            raise ChangelogError(
+                f"The log of {name!r} is written by the query {written.checkpoint_id}, not by {checkpoint_id}, "
+                "whose checkpoint this is. Choose another store, or empty the log: forebay changelog reset "
+                f"{name}. 'forebay spark follow' and 'bootstrap' replace its content with --take-over."
+            )
+        log.warning("%s: the query %s is superseded as its writer", name, written.checkpoint_id)
+        return replace(written, lineage=None, filling=True)
 
     def content(self) -> ContentIndex:
         """What the log holds now."""

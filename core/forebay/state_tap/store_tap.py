@@ -8,18 +8,20 @@ from dataclasses import replace
 from itertools import islice
 
 from forebay.changelog import Changelog
-from forebay.errors import ChangelogError
 from forebay.spark_checkpoint import Checkpoint
 from forebay.spark_checkpoint.changes import StateEntry
 from forebay.spark_checkpoint.errors import (
     CheckpointFileCorrupt,
     LineageMismatch,
     StateUnsupported,
+    VersionNotCommitted,
     VersionPurged,
 )
 from forebay.spark_checkpoint.operators import Operator
 from forebay.state_tap.batch_rows import BatchRows
+from forebay.state_tap.content_differences import content_differences
 from forebay.state_tap.conversion import Conversion, open_conversion
+from forebay.state_tap.copy_attempts import CopyAttempts
 from forebay.state_tap.lineage import (
     TapPosition,
     is_continued,
@@ -27,8 +29,8 @@ from forebay.state_tap.lineage import (
     lineage_of,
     new_copy,
     unfinished_lineage,
+    why_not_continued,
 )
-from forebay.state_tap.log_content import value_digest
 from forebay.state_tap.mapping import TableMapping
 from forebay.state_tap.plain_conversion import StoreRecord
 from forebay.state_tap.scratch import ContentIndex
@@ -89,7 +91,7 @@ class StoreTap:
         """Go on from where the log is, or copy the state as the newest batch left it."""
         mapping = self._mapping(newest)
         self._log.open()
-        written = self._written_before()
+        written = self._log.last_position_of(self._checkpoint.id, take_over=self._take_over)
         if written is not None and is_continued(self._checkpoint, written, mapping.digest, self._log.identity):
             log.info("%s goes on after batch %d of %s", self.spec.name, written.batch, written.checkpoint_id)
             self._adopt(written, mapping)
@@ -100,7 +102,7 @@ class StoreTap:
             return
         has_all = written is not None and not written.filling and is_in_log(written, self._log.identity)
         self._is_filling = not has_all
-        self.copy(newest, self._why_not_continued(written))
+        self.copy(newest, why_not_continued(written, self._log.identity))
 
     def has_batch(self) -> bool:
         """Whether the checkpoint still has the batch that the log has; it does not once the query was set back."""
@@ -130,7 +132,10 @@ class StoreTap:
         if self._checkpoint.ended_operator(self.operator, batch) != self._operator:
             return self.copy(batch, "the operator, its schema or its partitions have changed")
         if self._content is not None:
-            return self._compare(batch)
+            try:
+                return self._compare(batch)
+            except CANNOT_FOLLOW as error:
+                return self.copy(self._checkpoint.newest_batch(), str(error), compares=True)
         # Before it is read: if it is run again meanwhile, what was read is not continued.
         rows, lineage = BatchRows(self.spec), self._lineage(batch)
         try:
@@ -142,7 +147,7 @@ class StoreTap:
                 )
                 rows.add_all(conversion.apply(blocks, self._now_ms()))
         except CANNOT_FOLLOW as error:
-            return self.copy(self._checkpoint.batches()[-1], str(error))
+            return self.copy(self._checkpoint.newest_batch(), str(error))
         except StateUnsupported as error:
             log.warning("%s: %s Until then every batch is compared with the whole log.", self.spec.name, error)
             return self.copy(batch, "its changes are not kept", compares=True)
@@ -156,11 +161,15 @@ class StoreTap:
         What the log has already is not written again, and what the state no longer has is deleted. Until the log
         has had all of the state once, it says that it is being filled.
         """
+        attempts = CopyAttempts(self._checkpoint, self.spec.name)
         while True:
             try:
                 return self._copy(batch, reason, compares=compares)
             except LogReplaced as error:
                 reason, self._is_filling = str(error), True
+            except (VersionPurged, VersionNotCommitted) as error:
+                batch = attempts.next_batch(batch, error)
+                reason = str(error)
 
     def keep_log(self) -> int:
         """Copy the state if the log is no longer the one that was written, which every write notices as well;
@@ -168,7 +177,7 @@ class StoreTap:
         try:
             self._log.require_same()
         except LogReplaced as error:
-            return self._copy_to_new_log(self._checkpoint.batches()[-1], error)
+            return self._copy_to_new_log(self._checkpoint.newest_batch(), error)
         return 0
 
     def _copy_to_new_log(self, batch: int, error: LogReplaced) -> int:
@@ -211,7 +220,7 @@ class StoreTap:
         try:
             self._remember_if_interrupted()
         except CANNOT_FOLLOW as error:
-            return self.copy(self._checkpoint.batches()[-1], str(error))
+            return self.copy(self._checkpoint.newest_batch(), str(error))
         now_ms, due_ms = self._now_ms(), conversion.next_expiry_ms()
         if due_ms is None or due_ms > now_ms:
             return 0
@@ -221,7 +230,7 @@ class StoreTap:
         try:
             self._log.write(position, rows, batch_id=None)
         except LogReplaced as error:
-            return self._copy_to_new_log(self._checkpoint.batches()[-1], error)
+            return self._copy_to_new_log(self._checkpoint.newest_batch(), error)
         self._is_interrupted = False
         return rows.count
 
@@ -240,21 +249,6 @@ class StoreTap:
     def _mapping(self, batch: int) -> TableMapping:
         self._operator = self._checkpoint.ended_operator(self.operator, batch)
         return TableMapping(self.spec, self._operator)
-
-    def _written_before(self) -> TapPosition | None:
-        """The position in the log; None if there is none, or another's whose place is to be taken."""
-        written = self._log.last_position()
-        if written is None or written.checkpoint_id == self._checkpoint.id:
-            return written
-        if not self._take_over:
-            raise ChangelogError(
-                f"The log of {self.spec.name!r} is written by the query {written.checkpoint_id}, not by "
-                f"{self._checkpoint.id}, whose checkpoint this is. Choose another store, or empty the log: "
-                f"forebay changelog reset {self.spec.name}. 'forebay spark follow' and 'bootstrap' replace its "
-                "content with --take-over."
-            )
-        log.warning("%s: the query %s is superseded as its writer", self.spec.name, written.checkpoint_id)
-        return replace(written, lineage=None, filling=True)
 
     def _adopt(self, position: TapPosition, mapping: TableMapping) -> None:
         self._position = position
@@ -291,7 +285,8 @@ class StoreTap:
         lineage = self._lineage(batch)
         conversion.clear()
         content.begin()
-        differences, written = self._differences(conversion, content, batch), 0
+        partitions = (self._entries(each, batch) for each in range(conversion.mapping.table.partitions))
+        differences, written = content_differences(conversion, content, partitions, self._now_ms), 0
         while (rows := self._next_rows(differences)).count == _ROWS_AT_ONCE:
             self._log.write(position, rows, batch_id=None)
             written += rows.count
@@ -303,18 +298,6 @@ class StoreTap:
         rows = BatchRows(self.spec)
         rows.add_all(islice(records, _ROWS_AT_ONCE))
         return rows
-
-    def _differences(self, conversion: Conversion, content: ContentIndex, batch: int) -> Iterator[StoreRecord]:
-        for partition in range(conversion.mapping.table.partitions):
-            for record in conversion.load(self._entries(partition, batch), self._now_ms()):
-                _, log_key, value = record
-                if value is not None and content.changes(log_key, value_digest(value)):
-                    yield record
-        keys = self.spec.stored_keys
-        for key in content.unseen():
-            if conversion.is_gone(key):
-                content.remove(key)
-                yield keys.split_changelog(key, 0).plain, key, None
 
     def _entries(self, partition: int, batch: int) -> Iterable[StateEntry]:
         assert self._conversion is not None
@@ -333,12 +316,3 @@ class StoreTap:
         reached = replace(position, batch=batch, lineage=lineage, filling=False)
         self._log.write(reached, rows, batch_id=batch_id)
         self._position = reached
-
-    def _why_not_continued(self, written: TapPosition | None) -> str:
-        if written is None:
-            return "nothing of it is in the log yet"
-        if not is_in_log(written, self._log.identity):
-            return "a partition of its log was lost"
-        if written.batch < 0 or written.lineage is None:
-            return "no copy of it was finished"
-        return f"batch {written.batch} is no longer what the log has: purged, repeated, or mapped otherwise"

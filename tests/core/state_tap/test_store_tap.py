@@ -13,7 +13,8 @@ import pytest
 from forebay.changelog import Heartbeat
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ChangelogError, ChangelogUnreachable, TopologyError
-from forebay.spark_checkpoint.errors import StateUnsupported
+from forebay.spark_checkpoint import Checkpoint
+from forebay.spark_checkpoint.errors import StateUnsupported, VersionPurged
 from forebay.state_tap.store_tap import StoreTap
 from tests.support.running_query import RunningQuery, content, records, store
 
@@ -617,6 +618,66 @@ def test_changes_that_spark_has_purged_are_made_up_by_a_copy(spark_4_0, changelo
     assert tap.batch == last
     expected = expected_of("aggregation", spark_4_0.expected("aggregation-changelog")[last])
     assert same(content(changelog, spec), expected)
+
+
+def losing(query: RunningQuery, batches: list[int]) -> Checkpoint:
+    """A checkpoint of which Spark deletes the state that is read, once for each of the batches that it ends
+    meanwhile."""
+    checkpoint = query.checkpoint
+    snapshot, remaining = checkpoint.snapshot, iter(batches)
+
+    def lost(operator: int, partition: int, version: int, *named: Any) -> Any:
+        batch = next(remaining, None) if partition == 1 else None
+        if batch is not None:
+            query.end(batch)
+            raise VersionPurged(f"no {version}.delta")
+        return snapshot(operator, partition, version, *named)
+
+    checkpoint.snapshot = lost
+    return checkpoint
+
+
+def test_copy_that_loses_its_batch_goes_on_with_the_newest(spark_4_0, changelog, tapped, caplog):
+    """Of the first attempt, half is in the log."""
+    spec = SPECS["aggregation"]
+    query, _ = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    tap = StoreTap(losing(query, [1, 2]), spec, changelog, lambda: NOW_MS)
+    tap.begin(0)
+    assert tap.batch == 2
+    expected = expected_of("aggregation", spark_4_0.expected("aggregation-default")[2])
+    assert same(content(changelog, spec), expected)
+    assert "raise spark.sql.streaming.minBatchesToRetain" in caplog.text
+
+
+def test_comparison_that_loses_its_batch_goes_on_with_the_newest(spark_4_0, changelog, tapped):
+    """Of a query that keeps no changes, every batch is compared."""
+    spec, name = SPECS["aggregation"], "aggregation-rocksdb"
+    query, _ = tapped(spark_4_0, name, spec)
+    query.end(0)
+    checkpoint = query.checkpoint
+    tap = StoreTap(checkpoint, spec, changelog, lambda: NOW_MS)
+    tap.begin(0)
+    query.end(1)
+    tap.follow(1)
+    query.end(2)
+    checkpoint.snapshot = losing(query, [3]).snapshot
+    tap.follow(2)
+    assert tap.batch == 3
+    assert same(content(changelog, spec), expected_of("aggregation", spark_4_0.expected(name)[3]))
+
+
+def test_copies_that_are_always_lost_end_with_the_remedy(spark_4_0, changelog, tapped):
+    spec = SPECS["aggregation"]
+    query, _ = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    tap = StoreTap(losing(query, [1, 2, 3]), spec, changelog, lambda: NOW_MS)
+    with pytest.raises(VersionPurged, match=r"of 3 batches while it was copied: raise .*minBatchesToRetain"):
+        tap.begin(0)
+    query.end(4)
+    again = StoreTap(losing(query, [4]), spec, changelog, lambda: NOW_MS)
+    with pytest.raises(VersionPurged, match=r"^no 5\.delta"):
+        again.begin(4)
 
 
 def test_changed_field_declaration_rewrites_every_value(spark_4_0, changelog, tapped):

@@ -10,6 +10,7 @@ import pytest
 from forebay.changelog import Wake
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.state_tap.source_ends import SourceEnds
+from forebay.state_tap.store_tap import StoreTap
 from forebay.state_tap.tap import StateTap
 from tests.support.cluster import wait_until
 from tests.support.running_query import RunningQuery, content, store
@@ -72,6 +73,33 @@ def test_batch_that_is_run_again_is_read_again_while_idle(query, changelog):
         first = beat(changelog)
         query.run_again(0)
         wait_until(lambda: beat(changelog).query_id != first.query_id, "another copy")
+
+
+def test_emptied_commits_are_waited_for(spark_4_0, query, changelog, caplog):
+    """As after a query was set back to before its first batch."""
+    query.end(0)
+    with following(query, changelog):
+        wait_until(lambda: content(changelog, SPEC) == counts(spark_4_0, 0), "the first copy")
+        (query.path / "commits/0").unlink()
+        wait_until(lambda: "has no batch that has ended" in caplog.text, "the tap waits")
+        query.end_all()
+        wait_until(lambda: content(changelog, SPEC) == counts(spark_4_0, query.batches[-1]), "the query goes on")
+
+
+def test_commits_emptied_under_a_copy_are_waited_for(spark_4_0, query, changelog, caplog, monkeypatch):
+    query.end(0)
+    begin = StoreTap.begin
+
+    def emptied(tap: StoreTap, newest: int) -> None:
+        monkeypatch.setattr(StoreTap, "begin", begin)
+        (query.path / "commits/0").unlink()
+        begin(tap, newest)
+
+    monkeypatch.setattr(StoreTap, "begin", emptied)
+    with following(query, changelog):
+        wait_until(lambda: "the checkpoint is opened anew" in caplog.text, "the tap waits")
+        query.end(0)
+        wait_until(lambda: content(changelog, SPEC) == counts(spark_4_0, 0), "the query goes on")
 
 
 def beat(changelog: SqliteChangelog) -> Any:
