@@ -2505,6 +2505,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:",
         ("core/spark/test_state_mismatch.py::test_store_that_would_mix_two_forms_is_not_filled",),
     ),
+    Mutant(
+        "snapshot-lost-with-its-commit",
+        "a snapshot whose commit Spark has deleted is found by the changelogs since",
+        "forebay.spark_checkpoint.store_files:StoreFiles._learn_lineage",
+        "oldest = min(self.lineage, default=self.version)",
+        "oldest = version",
+        ("core/spark_checkpoint/test_damage.py::test_snapshot_is_read_without_its_commit",),
+    ),
     # The state tap: the log has the state, and each batch once.
     Mutant(
         "tap-follows-another-history",

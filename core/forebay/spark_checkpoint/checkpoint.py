@@ -186,6 +186,7 @@ class Checkpoint:
             families=described.column_families,
             family_names=self._family_names.setdefault((operator, store, partition), {}),
             only=family,
+            version=version,
             unique_id=lambda earlier: self._unique_id(operator, partition, store, earlier),
         )
 
