@@ -140,7 +140,8 @@ class ChangelogElsewhere(ChangelogError):
 
 
 class BatchConflict(ChangelogError):
-    """A batch was repeated with other rows, or two queries write under one name; nothing was written."""
+    """A batch was repeated with other rows, two queries write under one name, or a partition's log is another than
+    the one that was written before; nothing was written to it."""
 
 
 class AnswerMismatch(ForebayError):

@@ -57,7 +57,7 @@ class SqliteWriter:
         for partition, some in rows.items():
             path = self._changelog.path(TopicPartition(spec.topic, partition))
             began_ms = boot_ms()
-            count, end = sqlite_batches.append_batch(
+            count, end, _ = sqlite_batches.append_batch(
                 str(path),
                 [log_row(spec, row) for row in some],
                 writer=spec.name,

@@ -18,7 +18,6 @@ from forebay.changelog import Record
 from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
-from forebay.changelog.sqlite.writers import has_retired
 from forebay.errors import SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.position import decode_position
@@ -308,6 +307,23 @@ def test_a_query_that_is_never_without_backlog_is_compacted_too(spark, sink, tmp
     assert content(sink, "latest") == {b"a": {"n": 5}}
 
 
+def test_sinks_of_a_session_share_its_listener(spark, sink, tmp_path):
+    from forebay.spark import Sink
+
+    def listeners() -> int:
+        return len(spark._jsparkSession.streams().listListeners())
+
+    before = listeners()
+    assert before >= 1
+    for number in range(3):
+        other = Sink(parse_topology(TOPOLOGY), changelog=sink._changelog.url)
+        df = spark.createDataFrame([("a", number)], "k string, n int")
+        other.fill(df, "latest", key="k", name=f"fill-{number}")
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    other.write(source.df, "latest", key="k")
+    assert listeners() == before
+
+
 def test_short_job_compacts_what_is_due(spark, sink, tmp_path):
     """A job compacts a log that was not compacted for a while."""
     source = Source(spark, tmp_path / "in", "k string, n bigint")
@@ -403,6 +419,25 @@ def test_value_changed_before_commit_replaces_the_old(spark, sink, tmp_path):
     run(sink.write(more, "latest", key="k"), tmp_path)
 
 
+@pytest.mark.parametrize("order_by", [None, "n"], ids=["runs", "shuffle"])
+def test_refused_repeat_leaves_every_partition_as_it_was(spark, sink, tmp_path, order_by):
+    """The query can be run as it was, though only one partition refused the other rows."""
+    import shutil
+
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add(*({"k": f"k{n}", "n": n} for n in range(20)))
+    arguments = {"store": "latest", "key": "k", "order_by": order_by}
+    run(sink.write(source.df, **arguments), tmp_path)
+    before = log_of(sink, "latest")
+    more = source.df.selectExpr("explode(array(k, k || '-more')) AS k", "n").where("k <> 'k0'")
+    for _ in range(2):
+        shutil.rmtree(tmp_path / "checkpoint" / "commits")
+        assert "run it once more as it was" in refusal(sink.write(more, **arguments), tmp_path)
+        assert log_of(sink, "latest") == before
+        run(sink.write(source.df, **arguments), tmp_path)
+    assert log_of(sink, "latest") == before
+
+
 def test_older_checkpoint_brings_no_old_value_back(spark, sink, tmp_path):
     """Values that are not the newest of the log are refused."""
     import shutil
@@ -449,6 +484,13 @@ def test_query_continues_into_an_empty_log_on_request_only(spark, sink, tmp_path
     shutil.copytree(tmp_path / "checkpoint", tmp_path / "uncommitted")
     shutil.rmtree(tmp_path / "uncommitted" / "commits")
     assert "store_begins_here=True" in refusal(sink.write(source.df, "latest", key="k"), tmp_path, "uncommitted")
+
+    def outputs(batch: Any, batch_id: int) -> None:
+        sink.write_batch(batch, batch_id, "latest", key="k")
+
+    message = refusal(source.df.writeStream.foreachBatch(outputs), tmp_path, "uncommitted")
+    # What write_batch does not take is no remedy.
+    assert "source from the beginning, or with store_begins_here=True" in message
     assert ends(sink) == dict.fromkeys(ends(sink), 0)
     run(sink.write(source.df, "latest", key="k", store_begins_here=True), tmp_path)
     assert content(sink, "latest") == {b"c": {"n": 1}}
@@ -475,6 +517,10 @@ def test_store_is_bootstrapped_from_its_querys_checkpoint(spark, sink, tmp_path)
     renamed = counts.withColumnRenamed("n", "total")
     with pytest.raises(SinkError, match=r"has the fields n, but the query writes total\. Name the fields"):
         run(sink.write(renamed, "counted", key="k", bootstrap=True), tmp_path)
+    with pytest.raises(SinkError, match=r"values of struct<n:long>, but the query writes long\. Declare the"):
+        run(sink.write(counts, "counted", key="k", value="n", flatten=True, bootstrap=True), tmp_path)
+    with pytest.raises(SinkError, match=r"bootstrap=True cannot fill it: its state has the key k, but"):
+        run(sink.write(counts.withColumnRenamed("k", "key"), "counted", key="key", bootstrap=True), tmp_path)
     with pytest.raises(SinkError, match="needs to know which of the query's state the store has"):
         run(sink.write(counts, "latest", key="k", bootstrap=True), tmp_path)
     assert content(sink, "counted") == {}
@@ -722,7 +768,7 @@ def test_available_now_query_is_no_newer_than_its_start(spark, sink, tmp_path):
     query = run(sink.write(source.df, "latest", key="k"), tmp_path)
     ended_ms = time.time() * 1000
     # A source that tells its latest offset, as Kafka does, says of the last batch that nothing was left.
-    sink._beat(str(query.id), int(ended_ms) + 3_600_000, 1)
+    beat_after_batch(query, int(ended_ms) + 3_600_000)
     assert as_ofs(sink)[-1] <= ended_ms
 
 
@@ -802,10 +848,8 @@ def test_fill_is_applied_once_per_name(spark, sink, tmp_path, monkeypatch):
     assert content(sink, "latest") == {b"a": {"n": 4}, b"e": {"n": 4}}
     deleted = [r[1] for records in log_of(sink, "latest").values() for r in records if r[2] is None]
     assert sorted(deleted) == [b"b", b"c", b"d"]
-    for partition in range(3):
-        path = sink._changelog.path(TopicPartition("t-latest-changelog", partition))
-        assert all(has_retired(path, f"fill-{name}") for name in ("correction", "snapshot"))
-        assert not has_retired(path, "latest")
+    for name in ("fill-correction", "fill-snapshot"):
+        assert sink._changelog.last_heartbeat("t-latest-changelog", name) is None
     sink.fill(table(), "latest", key="k", name="nothing", snapshot=True)
     assert content(sink, "latest") == {}
     # The stream goes on.
@@ -816,6 +860,42 @@ def test_fill_is_applied_once_per_name(spark, sink, tmp_path, monkeypatch):
         sink.fill(source.df, "latest", key="k", name="stream")
     with pytest.raises(SinkError, match="'prices' is a versioned store"):
         sink.fill(table(), "prices", key="k", name="prices", snapshot=True)
+
+
+def test_fill_that_was_given_up_is_continued(spark, sink):
+    """Only a fill that was through does nothing when it is called again."""
+    rows = [(f"k{n}", n) for n in range(8)]
+    fill = functools.partial(sink.fill, store="latest", key="k", name="correction")
+    with pytest.raises(SinkError, match="more than one row for the key b'k0'"):
+        fill(spark.createDataFrame([*rows, ("k0", 1)], "k string, n int"))
+    sink._changelog.retire_writer("t-latest-changelog", "fill-correction")
+    fill(spark.createDataFrame(rows, "k string, n int"))
+    assert content(sink, "latest") == {key.encode(): {"n": n} for key, n in rows}
+    fill(spark.createDataFrame([("k0", 1)], "k string, n int"))
+    assert content(sink, "latest")[b"k0"] == {"n": 0}
+
+
+def test_snapshot_that_failed_half_way_is_completed(spark, sink, tmp_path):
+    """Keys that its first attempt has deleted stay deleted."""
+
+    def table(rows: list[tuple[str, int]]) -> Any:
+        return spark.createDataFrame(rows, "k string, n int")
+
+    fill = functools.partial(sink.fill, store="latest", key="k", name="all", snapshot=True)
+    sink.fill(table([(f"old{n}", n) for n in range(12)]), "latest", key="k", name="old")
+    rows = [(f"k{n}", n) for n in range(12)]
+    # In one partition, after at least one other was written.
+    last = max(rows, key=lambda row: sink.topology.stores["latest"].partition_of(row[0].encode()))
+    with pytest.raises(SinkError, match="more than one row"):
+        fill(table([*rows, (last[0], -1)]))
+    assert any(r[2] is None for records in log_of(sink, "latest").values() for r in records)
+    written = {key for key in content(sink, "latest") if key.startswith(b"k")}
+    assert written
+    without = [row for row in rows if row[0].encode() not in written]
+    with pytest.raises(SinkError, match=r"An earlier attempt at 'fill-all' has written .* no longer has\. Add"):
+        sink.fill(table(without), "latest", key="k", name="all")
+    fill(table(rows))
+    assert content(sink, "latest") == {key.encode(): {"n": n} for key, n in rows}
 
 
 def test_records_for_sparks_kafka_sink_are_those_of_the_sink(spark, sink):
@@ -865,6 +945,18 @@ def test_records_for_sparks_kafka_sink_are_those_of_the_sink(spark, sink):
                 key=["s", "l"] if store == "by_pair" else "s",
                 value="l",
             )
+    timeless = spark.sql(
+        "SELECT 'a' AS s, IF(i = 0, NULL, STRUCT(ts AS start, ts AS end)) AS w FROM (SELECT 0 AS i, now() AS ts)"
+    )
+    for store in ("hours", "visits"):
+        with pytest.raises(Exception, match=r"a row has a null window or session \(column 'w'\)"):
+            written(timeless, store, key="s", value=[])
+        with pytest.raises(SinkError, match=r"1 rows of this task have a null window or session \(column 'w'\)"):
+            sink.fill(timeless, store, key="s", value=[], name="timeless")
+    unreadable = spark.sql("SELECT CAST(X'ff' AS STRING) AS s, 1L AS l")
+    for store, key in (("latest", "s"), ("by_pair", ["s", "l"])):
+        with pytest.raises(Exception, match=r"a row's key is not valid UTF-8 \(column 's'\)"):
+            written(unreadable, store, key=key, value="l")
     kept = spark.createDataFrame([(None, 1)], schema)
     (record,) = written(kept, "by_pair", key=["s", "l"], value=[], null_keys="keep")
     assert (bytes(record.key), bytes(record.value)) == (b"[null,1]", b"{}")
@@ -955,7 +1047,7 @@ def test_foreach_batch_skips_and_repeats_no_batch(spark, sink, tmp_path, caplog)
     query = run(source.df.writeStream.foreachBatch(once), tmp_path, "once")
     ended_ms = time.time() * 1000
     # A source that states its latest offset shows that nothing was left, as of the start.
-    sink._beat(str(query.id), int(ended_ms) + 3_600_000, 1)
+    beat_after_batch(query, int(ended_ms) + 3_600_000)
     assert 0 < as_ofs(sink)[-1] <= ended_ms
     with pytest.raises(
         SinkError, match=r"use sink.write\(…\).start\(\), or sink.write_batch\(…\) within foreachBatch"
@@ -1007,6 +1099,14 @@ def test_the_sinks_listeners_get_what_sparks_own_get(spark, sink, tmp_path):
         for listener in listeners:
             spark.streams.removeListener(listener)
     assert ours == sparks
+
+
+def beat_after_batch(query: Any, as_of_ms: int) -> None:
+    """Have the heartbeat written that follows a batch which left no backlog."""
+    from forebay.spark.query_runs import QUERY_RUNS
+    from forebay.spark.store_writer import beat_run
+
+    beat_run(QUERY_RUNS.of(str(query.id)), as_of_ms, 1)
 
 
 def said_position(sink: Any) -> dict[TopicPartition, int]:

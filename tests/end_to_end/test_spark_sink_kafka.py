@@ -336,7 +336,7 @@ def test_fill_is_applied_once_and_a_snapshot_deletes(spark, sink, cluster, tmp_p
     sink.fill(table(k1=2), "latest", key="k", name="correction")
     sink.fill(table(k1=3), "latest", key="k", name="correction")
     topic = sink.topology.stores["latest"].topic
-    assert cluster.changelog.has_retired(topic, "fill-correction")
+    assert cluster.changelog.has_completed(topic, "fill-correction")
     url = f"http://{served(cluster)}/v1/stores/latest/keys"
     assert httpx.get(f"{url}/k1").json()["value"] == {"n": 2}
     sink.fill(table(k2=4, new=4), "latest", key="k", name="snapshot", snapshot=True)
@@ -355,6 +355,26 @@ def test_versions_are_valid_from_the_times_of_their_rows(spark, sink, cluster, t
     wait_until(lambda: httpx.get(url).status_code == 200, "the versions")
     assert httpx.get(url).json()["value"] == {"price": 2}
     assert httpx.get(url, params={"as_of": (now_s - 1_800) * 1000}).json()["value"] == {"price": 1}
+
+
+@pytest.mark.parametrize(("options", "holds_back"), [({}, False), ({"minoffsetspertrigger": 1_000}, True)])
+def test_source_that_holds_records_back_is_recognised(spark, sink, cluster, tmp_path, options, holds_back):
+    """However the query is started: its idle heartbeats would count records that are not in the store."""
+    from forebay.spark.query_runs import QUERY_RUNS
+
+    topic, servers = sink.topology.stores["counted"].topic, sink._changelog.kafka.spark()
+    source = spark.readStream.format("kafka").options(**servers, **options).option("subscribe", topic).load()
+    other = Source(spark, tmp_path / "in", "k string, n int")
+    both = source.selectExpr("CAST(key AS STRING) AS k", "1 AS n").union(other.df)
+    ours = sink.write(both, "latest", key="k").option("checkpointLocation", str(tmp_path / "ours")).start()
+    theirs = both.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "theirs")).start()
+    try:
+        sink.heartbeats(theirs, "latest", writer="theirs")
+        for query in (ours, theirs):
+            assert QUERY_RUNS.of(str(query.id)).holds_records_back is holds_back
+    finally:
+        ours.stop()
+        theirs.stop()
 
 
 def test_no_secret_of_the_connection_is_in_what_spark_shows(spark, tmp_path):

@@ -286,7 +286,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "progress=self.progress",
         ("service/reads/test_staleness_check.py::test_a_diverged_replica_is_refused_without_lag",),
     ),
-    # Roles.
     Mutant(
         "active-without-a-lease",
         "a worker without a valid lease answers as standby",
@@ -343,7 +342,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "True",
         ("service/test_worker.py::test_caught_up_is_within_acceptable_recovery_lag",),
     ),
-    # Bounds: the worker enforces them.
     Mutant(
         "record-lag-zero-where-checked",
         "a bound is checked against the lag that the answer states",
@@ -464,7 +462,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "min(a.offsets",
         ("core/test_position.py::test_the_later_of_two_tokens_is_at_least_both_and_no_more",),
     ),
-    # Misses.
     Mutant(
         "miss-in-a-replay",
         "no replica in the middle of a replay states that a key is missing",
@@ -577,7 +574,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         ("router/reads/test_replica_read.py::test_unknown_store_at_one_worker_fails_over",),
     ),
-    # Lists.
     Mutant(
         "cursor-without-the-missing",
         "what a page leaves out stays out of the whole scan",
@@ -901,7 +897,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "pass",
         ("end_to_end/test_state.py::test_damaged_block_omits_nothing_and_is_rebuilt",),
     ),
-    # The state on disk.
     Mutant(
         "lag-of-the-failing-stays",
         "the lag of a replica that cannot apply grows",
@@ -1078,7 +1073,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "replica.view.restored",
         ("service/tasks/test_manager.py::test_released_task_keeps_its_offset_unless_in_memory",),
     ),
-    # Relocation (KIP-816).
     Mutant(
         "relocation-none",
         "a store moves to the ordinal of its sub-topology",
@@ -1119,7 +1113,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "rival_offset < offset",
         ("service/state/test_relocation_plan.py::test_colliding_store_is_set_aside",),
     ),
-    # The log.
     Mutant(
         "batch-twice",
         "a repeated batch is not written again",
@@ -1176,7 +1169,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         ("core/test_stored_keys.py::test_stored_order_is_the_order_of_keys_then_times",),
     ),
-    # The group (KIP-535, KIP-441, KIP-708).
     Mutant(
         "older-map-adopted",
         "an older map never replaces a newer",
@@ -1266,6 +1258,30 @@ MUTANTS: tuple[Mutant, ...] = (
         ("service/group/test_assignor.py::test_no_two_replicas_share_a_rack_where_all_divides_evenly",),
     ),
     Mutant(
+        "lease-lost-in-a-round",
+        "a leader keeps its lease while it computes an assignment",
+        "forebay_worker.group.sqlite.membership:SqliteMembership._compute_beside",
+        "self.member.on_heartbeat(now)",
+        "pass",
+        ("service/group/sqlite/test_membership.py::test_a_round_longer_than_a_session_costs_no_lease",),
+    ),
+    Mutant(
+        "endless-round-leads-on",
+        "a leader whose round does not end is replaced",
+        "forebay_worker.group.sqlite.membership:SqliteMembership._renew_within_round",
+        "renewed and leads_on and leader == me",
+        "renewed and leader == me",
+        ("service/group/sqlite/test_membership.py::test_a_round_that_does_not_end_costs_the_lead",),
+    ),
+    Mutant(
+        "lease-under-a-newer-assignment",
+        "a lease is not renewed within a round while there is a newer assignment",
+        "forebay_worker.group.sqlite.membership:SqliteMembership._renew_within_round",
+        "generation == view.generation and ",
+        "",
+        ("service/group/sqlite/test_membership.py::test_a_round_that_does_not_end_costs_the_lead",),
+    ),
+    Mutant(
         "assignment-of-a-former-leader",
         "a leader whose lease ran out within its round writes nothing",
         "forebay_worker.group.sqlite.lease_database:GroupTransaction.put_assignment",
@@ -1296,6 +1312,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "mine in foremost if led else mine == foremost[0]",
         "True",
         ("service/group/sqlite/test_membership.py::test_other_topologys_member_does_not_lead",),
+    ),
+    Mutant(
+        "each-task-a-kind",
+        "a round's work grows with the tasks",
+        "forebay_worker.group.augmenting_path:AugmentingPaths._kind",
+        "self._demand.refused(task, names)",
+        "self._demand.refused(task, [*names, str(task)])",
+        ("service/group/test_assignor.py::test_a_round_grows_linearly_with_one_subtopology",),
+    ),
+    Mutant(
+        "held-never-passed-on",
+        "standbys are balanced where members with room hold what is left",
+        "forebay_worker.group.target_assignment:_squeeze_in",
+        "for moving in (False, True)",
+        "for moving in (False,)",
+        ("service/group/test_assignor.py::test_actives_and_standbys_are_balanced_once_settled",),
     ),
     Mutant(
         "obstructed-copies-dropped",
@@ -1336,6 +1368,46 @@ MUTANTS: tuple[Mutant, ...] = (
         "checked=True",
         "checked=False",
         ("service/group/test_assignor.py::test_unchecked_copies_release_nothing",),
+    ),
+    Mutant(
+        "place-of-one-that-does-not-return",
+        "a member that is gone for good keeps no place",
+        "forebay_worker.group.group_member:GroupMember._absent",
+        "missing - lost | holding",
+        "missing | holding",
+        ("service/group/test_group_member.py::test_last_message_decides_whether_a_member_may_return",),
+    ),
+    Mutant(
+        "place-for-one-that-is-gone",
+        "a member that is gone without copies is given no place",
+        "forebay_worker.group.election:may_get_place",
+        "may_return(info) and bool(info.offsets)",
+        "may_return(info)",
+        ("service/group/sqlite/test_membership.py::test_member_that_is_gone_for_good_gets_no_place_again",),
+    ),
+    Mutant(
+        "rack-of-the-absent-forgotten",
+        "while a member is away, no replica moves for its rack",
+        "forebay_worker.group.leader:Leader.next_assignment",
+        "(rack, _) in placed.items() if rack is not None",
+        "(rack, _) in placed.items() if rack is not None and name in present",
+        ("service/group/test_conformance.py::test_absence_in_uneven_racks_rebuilds_nothing",),
+    ),
+    Mutant(
+        "machine-of-the-absent-forgotten",
+        "while a member is away, no replica moves for its machine",
+        "forebay_worker.group.leader:Leader.next_assignment",
+        "if name in absent and machine is not None",
+        "if False",
+        ("service/group/test_conformance.py::test_absence_in_uneven_racks_rebuilds_nothing",),
+    ),
+    Mutant(
+        "racks-of-an-older-writer",
+        "a leader adds the racks that the last assignment lacks",
+        "forebay_worker.group.leader:Leader.next_assignment",
+        "previous != replace(info, generation=previous.generation)",
+        "previous != replace(info, generation=previous.generation, racks=previous.racks)",
+        ("service/group/test_leader.py::test_next_leader_knows_where_an_absent_member_was",),
     ),
     Mutant(
         "rebuilt-at-once",
@@ -1481,7 +1553,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:",
         ("core/changelog/sqlite/test_changelog.py::test_partition_count_mismatch_names_topic_and_remedy",),
     ),
-    # The router.
     Mutant(
         "lag-reports-never-expire",
         "a lag report is unknown once it is too old",
@@ -1722,7 +1793,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:",
         ("end_to_end/test_routing.py::test_answer_held_by_a_hung_worker_is_read_again",),
     ),
-    # REST.
     Mutant(
         "time-without-ceiling",
         "no request takes longer than the ceiling",
@@ -1955,7 +2025,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "self._tokens + requests * _SHARE",
         ("core/routing/test_hedging.py::test_a_burst_covers_a_second_of_requests",),
     ),
-    # Bounded memory, and no client alone at the table.
     Mutant(
         "waiting-unbounded",
         "a bounded number of reads wait at a worker",
@@ -2012,7 +2081,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         ("service/reads/test_scans.py::test_sparse_list_scans_a_bounded_part_per_page",),
     ),
-    # What 0.1 wrote is understood.
     Mutant(
         "position-format",
         "positions of earlier versions are good",
@@ -2237,7 +2305,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "acceptable_recovery_lag: Natural",
         ("end_to_end/test_upgrade.py::test_an_old_workers_status_and_metadata_are_read",),
     ),
-    # The console: what is told of a cluster.
     Mutant(
         "first-replica-of-a-silent-worker",
         "the condition of a partition is that of replicas whose worker answers",
@@ -2302,7 +2369,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "answer.status != 200",
         ("end_to_end/test_history.py::test_reads_and_refusals_of_all_processes_are_in_the_history",),
     ),
-    # Doors: who may read, and what a path may lead to.
     Mutant(
         "data-of-the-console-without-a-token",
         "of the console only the page itself needs no token",
@@ -2463,7 +2529,46 @@ MUTANTS: tuple[Mutant, ...] = (
         "False and",
         ("service/state/test_command.py::test_a_journal_moves_nothing_in_from_elsewhere_nor_out",),
     ),
-    # The sink: no hole in a store that its figures do not show.
+    Mutant(
+        "batch-in-a-heartbeats-time",
+        "a batch on Kafka has its own time, whatever was written before it",
+        "forebay.changelog.kafka.heartbeats:HeartbeatWriter.ensure_timeout",
+        "if self._timeout_ms < timeout_ms:",
+        "if self._producer is None:",
+        ("core/changelog/kafka/test_changelog.py::test_batch_may_take_longer_than_a_heartbeat",),
+    ),
+    Mutant(
+        "held-back-records-not-counted",
+        "an idle query with records to come gets no heartbeat",
+        "forebay.spark.store_writer:beat_run",
+        "if batch_id < 0 and run.holds_records_back:",
+        "if False:",
+        ("core/spark/test_store_writer.py::test_idle_run_that_holds_records_back_gets_no_heartbeat",),
+    ),
+    Mutant(
+        "listener-of-each-sink",
+        "a session has one listener of the sinks that write from it",
+        "forebay.spark.session_listeners:SessionListeners.of",
+        "if session_id not in self._listening:",
+        "if True:",
+        ("end_to_end/test_spark_sink.py::test_sinks_of_a_session_share_its_listener",),
+    ),
+    Mutant(
+        "null-session-written",
+        "a row without a window or a session is refused, as one without an order is",
+        "forebay.spark.executor:place_rows",
+        "if columns.suffix:\n                without_suffix",
+        "if columns.latest_by is not None:\n                without_suffix",
+        ("core/spark/test_executor.py::test_a_row_without_the_end_of_its_key_is_refused",),
+    ),
+    Mutant(
+        "unreadable-json-keys-united",
+        "keys that are no UTF-8 are refused, not replaced by one another",
+        "forebay.spark.kafka_columns:_json_text",
+        "~F.is_valid_utf8(part)",
+        "F.lit(False)",
+        ("end_to_end/test_spark_sink.py::test_records_for_sparks_kafka_sink_are_those_of_the_sink",),
+    ),
     Mutant(
         "heartbeat-without-a-batch",
         "a store that lacks a batch gets no heartbeat that includes it",
@@ -2480,7 +2585,63 @@ MUTANTS: tuple[Mutant, ...] = (
         "False",
         ("core/changelog/sqlite/test_changelog.py::test_log_without_a_partition_lacks_a_querys_writes",),
     ),
-    # The state tap: the log has the state, and each batch once.
+    Mutant(
+        "repeat-refused-in-part",
+        "a repeated batch that one partition refuses is written to none",
+        "forebay.spark.sqlite_destination:SqliteDestination._replace",
+        "are_new = refusing(spec, lambda: append(replace(target, dry_run=True)))",
+        "are_new = refusing(spec, lambda: append(target))",
+        ("end_to_end/test_spark_sink.py::test_refused_repeat_leaves_every_partition_as_it_was",),
+    ),
+    Mutant(
+        "dry-run-kept",
+        "what a batch is compared by is not written",
+        "forebay.changelog.sqlite.log_file:transaction",
+        'connection.execute("ROLLBACK" if dry_run else "COMMIT")',
+        'connection.execute("COMMIT")',
+        ("core/changelog/sqlite/test_batches.py::test_dry_run_tells_what_a_batch_would_do",),
+    ),
+    Mutant(
+        "fill-given-up-is-through",
+        "a fill that was given up is continued when it is called again",
+        "forebay.spark.fill:fill",
+        "if changelog.has_completed(topic, writer.name):",
+        "if changelog.last_heartbeat(topic, writer.name) is None and changelog.has_written("
+        "topic, writer=writer.name, query_id=query_id):",
+        ("end_to_end/test_spark_sink.py::test_fill_that_was_given_up_is_continued",),
+    ),
+    Mutant(
+        "completed-without-a-word",
+        "only a writer that was retired as completed has completed",
+        "forebay.changelog.sqlite.writers:retire_writer",
+        "if completed:",
+        "if True:",
+        ("core/changelog/test_conformance.py::test_only_a_writer_retired_as_completed_has_completed",),
+    ),
+    Mutant(
+        "snapshot-forgets-its-tombstones",
+        "a snapshot that failed half-way is completed by the next call",
+        "forebay.spark.fill:_keys_of_log",
+        "is_absent = value is None and not deleted",
+        "is_absent = value is None",
+        ("end_to_end/test_spark_sink.py::test_snapshot_that_failed_half_way_is_completed",),
+    ),
+    Mutant(
+        "lost-partition-written",
+        "a partition that was lost under a query gets nothing more of it",
+        "forebay.spark.store_writer:StoreWriter.check_continuity",
+        "elif known is not None and known != found:",
+        "elif False:",
+        ("core/spark/test_store_writer.py::test_partition_lost_under_a_query_refuses_it_for_good",),
+    ),
+    Mutant(
+        "lost-partition-written-in-between",
+        "a partition that is lost after the check gets nothing more of its query either",
+        "forebay.changelog.sqlite.log_file:check_identity",
+        "if expected is not None and found != expected:",
+        "if False:",
+        ("core/spark/test_store_writer.py::test_partition_lost_under_a_query_refuses_it_for_good",),
+    ),
     Mutant(
         "tap-follows-another-history",
         "a batch that was repeated under its number is not continued",
@@ -2508,20 +2669,19 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tap-writes-batches-twice",
         "rows of a batch that are in a SQLite log are not appended again",
-        "forebay.state_tap.store_tap:StoreTap.follow",
-        "self._append(batch, rows, batch_id=batch)",
-        "self._append(batch, rows, batch_id=None)",
+        "forebay.state_tap.store_tap:StoreTap._follow",
+        "self._append(batch, lineage, rows, batch_id=batch)",
+        "self._append(batch, lineage, rows, batch_id=None)",
         ("core/state_tap/test_store_tap.py::test_a_batch_that_was_half_written_is_in_a_sqlite_log_once",),
     ),
     Mutant(
         "tap-fills-in-silence",
         "the log says that it is being filled until it has the first state",
-        "forebay.state_tap.store_tap:StoreTap.copy",
-        "self._is_filling |= content.is_empty()",
+        "forebay.state_tap.store_tap:StoreTap.begin",
+        "self._is_filling = not has_all",
         "pass",
         ("core/state_tap/test_store_tap.py::test_first_copy_is_marked_as_filling",),
     ),
-    # Reads beside writing: slices of a batch, and what is left to readers.
     Mutant(
         "slices-go-on-after-a-failure",
         "nothing is applied beyond a record that could not be",
@@ -2662,8 +2822,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "null-order-written",
         "a row without an order is refused",
         "forebay.spark.executor:place_rows",
-        "if orderless:",
-        "if False:",
+        "if without_suffix:\n",
+        "if False:\n",
         ("end_to_end/test_spark_sink.py::test_latest_by_rejects_null_and_equal_orders",),
     ),
     Mutant(
@@ -2674,7 +2834,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "if target.latest:",
         ("core/spark/test_executor.py::test_values_of_one_order_are_refused_unless_equal",),
     ),
-    # Followers: thousands take nothing of the reads' time but their part.
     Mutant(
         "timers-unpaced",
         "followers whose time has come together are woken a few at a time",
@@ -2826,5 +2985,141 @@ MUTANTS: tuple[Mutant, ...] = (
         "self._upstream.close()",
         "pass",
         ("end_to_end/test_changes.py::test_a_stream_leaves_a_worker_that_hangs",),
+    ),
+    Mutant(
+        "bootstrap-with-other-keys",
+        "a store is filled from a checkpoint only under the keys that its query writes",
+        "forebay.spark.state_mismatch:_keys",
+        "if [name.lower() for name in names] == [name.lower() for name in layout.key]:",
+        "if {*names} == {*layout.key}:",
+        ("core/spark/test_state_mismatch.py::test_store_that_would_mix_two_forms_is_not_filled",),
+    ),
+    Mutant(
+        "bootstrap-of-other-values",
+        "a store is filled from a checkpoint only with values of the form that its query writes",
+        "forebay.spark.state_mismatch:_values",
+        "if _json_shape(held) == _json_shape(written):",
+        "if True:",
+        ("core/spark/test_state_mismatch.py::test_store_that_would_mix_two_forms_is_not_filled",),
+    ),
+    Mutant(
+        "bootstrap-in-append-mode",
+        "no store is filled from the state of a query in append mode, which lacks its final results",
+        "forebay.spark.state_mismatch:_arguments",
+        'if mode == "append":',
+        "if False:",
+        ("core/spark/test_state_mismatch.py::test_store_that_would_mix_two_forms_is_not_filled",),
+    ),
+    Mutant(
+        "snapshot-lost-with-its-commit",
+        "a snapshot whose commit Spark has deleted is found by the changelogs since",
+        "forebay.spark_checkpoint.store_files:StoreFiles._learn_lineage",
+        "oldest = min(self.lineage, default=self.version)",
+        "oldest = version",
+        ("core/spark_checkpoint/test_damage.py::test_snapshot_is_read_without_its_commit",),
+    ),
+    Mutant(
+        "tap-misses-a-batch-run-again",
+        "a last batch that was run again with the same plan is not continued",
+        "forebay.state_tap.lineage:lineage_of",
+        "str(modified_ms)",
+        "''",
+        ("core/state_tap/test_store_tap.py::test_last_batch_that_was_run_again_is_copied_anew",),
+    ),
+    Mutant(
+        "tap-idle-beside-a-batch-run-again",
+        "a last batch that was run again is read again while the query is idle",
+        "forebay.state_tap.tap:StateTap._idle",
+        "checkpoint.is_unchanged",
+        "checkpoint.is_committed",
+        ("core/state_tap/test_tap.py::test_batch_that_is_run_again_is_read_again_while_idle",),
+    ),
+    Mutant(
+        "tap-writes-on-in-a-reset-log",
+        "a log that was reset under a tap gets the whole state, not only what changes",
+        "forebay.state_tap.store_log:StoreLog.write",
+        "self.require_same()",
+        "pass",
+        ("core/state_tap/test_store_tap.py::test_log_that_is_reset_under_a_tap_is_filled_anew",),
+    ),
+    Mutant(
+        "tap-idle-beside-a-reset-log",
+        "a log that was reset gets the whole state while the query is idle",
+        "forebay.state_tap.tap:StateTap._idle",
+        "self._patiently(tap.keep_log)",
+        "pass",
+        ("core/state_tap/test_tap.py::test_reset_log_is_filled_while_the_query_is_idle",),
+    ),
+    Mutant(
+        "tap-goes-on-without-a-partition",
+        "a log that has lost a partition gets the whole state at the next start",
+        "forebay.state_tap.lineage:is_continued",
+        "[: len(members)] == members",
+        "[:2] == members[:2]",
+        ("core/state_tap/test_store_tap.py::test_lost_partitions_are_filled_by_the_next_start",),
+    ),
+    Mutant(
+        "tap-refills-in-silence",
+        "a log that has lost a partition says that it is being filled",
+        "forebay.state_tap.store_tap:StoreTap.begin",
+        "and is_in_log(written, self._log.identity)",
+        "",
+        ("core/state_tap/test_store_tap.py::test_lost_partitions_are_filled_by_the_next_start",),
+    ),
+    Mutant(
+        "tap-copies-after-an-upgrade",
+        "a position that an earlier version wrote is continued",
+        "forebay.state_tap.lineage:is_continued",
+        "[: len(members)] == members",
+        "== members",
+        ("core/state_tap/test_store_tap.py::test_position_of_an_earlier_version_is_continued",),
+    ),
+    Mutant(
+        "tap-ends-with-a-purged-copy",
+        "a copy whose batch Spark has purged goes on with the newest",
+        "forebay.state_tap.copy_attempts:CopyAttempts.next_batch",
+        "if newest == batch:",
+        "if newest >= batch:",
+        ("core/state_tap/test_store_tap.py::test_copy_that_loses_its_batch_goes_on_with_the_newest",),
+    ),
+    Mutant(
+        "tap-copies-for-ever",
+        "copies that Spark does not keep for long enough end with the remedy",
+        "forebay.state_tap.copy_attempts:CopyAttempts.next_batch",
+        "self._lost == _MOST_LOST",
+        "False",
+        ("core/state_tap/test_store_tap.py::test_copies_that_are_always_lost_end_with_the_remedy",),
+    ),
+    Mutant(
+        "tap-ends-with-emptied-commits",
+        "a tap waits for a query that was set back to before its first batch",
+        "forebay.state_tap.tap:StateTap.run",
+        "except VersionNotCommitted as error:",
+        "except ZeroDivisionError as error:",
+        ("core/state_tap/test_tap.py::test_commits_emptied_under_a_copy_are_waited_for",),
+    ),
+    Mutant(
+        "tap-copies-over-another-writer",
+        "a copy of the state deletes nothing that another writer of the log has written",
+        "forebay.state_tap.store_log:StoreLog.require_own",
+        "if others:",
+        "if False:",
+        ("core/state_tap/test_store_tap.py::test_no_copy_deletes_what_others_have_written",),
+    ),
+    Mutant(
+        "tap-copies-over-a-fill",
+        "the first copy of a state deletes nothing that was filled into the log",
+        "forebay.state_tap.store_log:StoreLog.require_own",
+        "if is_first and not self.content().is_empty():",
+        "if False:",
+        ("core/state_tap/test_store_tap.py::test_no_copy_deletes_what_others_have_written",),
+    ),
+    Mutant(
+        "tap-reads-before-it-claims",
+        "a copy fences the former writer of its name before it reads the log",
+        "forebay.state_tap.store_tap:StoreTap._copy",
+        "self._log.write(position, BatchRows(self.spec), batch_id=None)",
+        "pass",
+        ("core/state_tap/test_store_tap.py::test_copy_claims_its_name_before_it_reads_the_log",),
     ),
 )

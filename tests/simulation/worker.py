@@ -55,6 +55,7 @@ class SimulatedWorker:
     topology: Topology = TOPOLOGY
     offsets: dict[TaskId, tuple[int, ...]] = field(default_factory=dict)
     host: HostInfo = field(init=False)
+    rack: str | None = None
     membership: Membership = field(init=False)
     designated: frozenset[TaskId] = frozenset()
     generation: Generation = NO_GENERATION
@@ -89,7 +90,12 @@ class SimulatedWorker:
     def subscription(self) -> SubscriptionInfo:
         """Its message to the leader."""
         return SubscriptionInfo(
-            self.name, self.incarnation, self.host, self.topology.fingerprint, dict(self.offsets)
+            self.name,
+            self.incarnation,
+            self.host,
+            self.topology.fingerprint,
+            dict(self.offsets),
+            rack=self.rack,
         )
 
     def on_assignment(self, info: AssignmentInfo) -> None:

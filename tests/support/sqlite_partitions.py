@@ -20,9 +20,10 @@ def append(
     writer: str = "w",
     write_name: str = "s",
 ) -> tuple[int, int]:
+    """How many rows there are, and the next offset."""
     return sqlite_batches.append_batch(
         path, rows, writer=writer, query_id=query, batch_id=batch_id, write_name=write_name
-    )
+    )[:2]
 
 
 def beat(path: str, value: bytes = b"{}", *, query: str = "q", writer: str = "w") -> int:

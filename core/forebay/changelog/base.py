@@ -225,6 +225,13 @@ class Changelog(Protocol):
         """The identity of a topic, or of one partition's log; raises ``TopicMissing``."""
         ...
 
+    def identities(self, topic: str) -> dict[int, str]:
+        """The identity of each partition's log; raises ``TopicMissing`` and ``ChangelogUnreachable``.
+
+        One that differs from the topic's was lost, or a reset is under way.
+        """
+        ...
+
     def consumer(self, *, replay: bool = False) -> Consumer:
         """A new reader; for a ``replay`` it reads one partition at a time, further ahead."""
         ...
@@ -233,10 +240,19 @@ class Changelog(Protocol):
         """The current ends; partitions that cannot be reached are left out."""
         ...
 
-    def append_heartbeat(self, topic: str, *, writer: str, query_id: str, value: bytes) -> dict[int, int]:
+    def append_heartbeat(
+        self,
+        topic: str,
+        *,
+        writer: str,
+        query_id: str,
+        value: bytes,
+        identities: Mapping[int, str] | None = None,
+    ) -> dict[int, int]:
         """Append a heartbeat to every partition; returns the next offset of each that has the topic's identity.
 
-        Raises ``BatchConflict`` if another query took over as ``writer``.
+        Raises ``BatchConflict`` if another query took over as ``writer``, or if a partition that can be lost alone
+        has another identity than these ``identities`` say.
         """
         ...
 
@@ -270,15 +286,23 @@ class Changelog(Protocol):
         """
         ...
 
-    def retire_writer(self, topic: str, writer: str) -> None:
+    def writers(self, topic: str) -> set[str]:
+        """The writers of a topic, without those that were retired; raises ``ChangelogError``."""
+        ...
+
+    def retire_writer(self, topic: str, writer: str, *, completed: bool = False) -> None:
         """Remove a writer that is gone for good from the store's age.
 
-        Raises ``ChangelogError`` if it is known that nothing was written under that name.
+        ``completed`` notes that it has written all that it had to. Raises ``ChangelogError`` if it is known that
+        nothing was written under that name.
         """
         ...
 
-    def has_retired(self, topic: str, writer: str) -> bool:
-        """Whether the log still shows that a writer was retired. Raises ``ChangelogError``."""
+    def has_completed(self, topic: str, writer: str) -> bool:
+        """Whether the log still shows that a writer was retired as ``completed``.
+
+        False for a log of which a partition was lost since. Raises ``ChangelogError``.
+        """
         ...
 
     def reset(self, spec: StoreSpec) -> str:

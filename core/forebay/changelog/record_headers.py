@@ -7,6 +7,8 @@ HEARTBEAT_HEADER = "forebay-heartbeat"
 """Marks a heartbeat."""
 SUPERSEDED_HEADER = "forebay-superseded"
 """On a heartbeat: the queries from which its own took over the writer's name, a JSON array, the newest first."""
+COMPLETED_HEADER = "forebay-completed"
+"""On the tombstone of a writer's heartbeats: it was retired since it has written all that it had to."""
 DELETED_HEADER = "forebay-deleted"
 """Marks a deletion with an order. Its value is empty instead of null: Kafka drops nulls after a while, and what it
 prevails over may be there longer."""

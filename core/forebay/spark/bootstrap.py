@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 
+from pyspark.sql import types as T
+
 from forebay.clock import epoch_ms
 from forebay.errors import ForebayError, SinkError
 from forebay.spark.columns import Layout
+from forebay.spark.state_mismatch import state_mismatch
 from forebay.spark.store_writer import StoreWriter
 from forebay.spark_checkpoint import Checkpoint
 from forebay.state_tap.mapping import TableMapping
@@ -15,10 +18,11 @@ from forebay.state_tap.store_tap import StoreTap
 log = logging.getLogger(__name__)
 
 
-def bootstrap(writer: StoreWriter, layout: Layout, location: str) -> None:
+def bootstrap(writer: StoreWriter, layout: Layout, location: str, schema: T.StructType, mode: str) -> None:
     """Make a store's log equal to the state that a query left in its checkpoint.
 
-    The log says meanwhile that it is being filled. If it fails, the next start goes on with it. Raises
+    ``schema`` is that of the query's DataFrame, ``mode`` its output mode. The log says meanwhile that it is being
+    filled. If it fails, the next start goes on with it. Raises
     ``SinkError``, saying what the topology lacks or how the state differs from what the query puts out.
     """
     spec = writer.spec
@@ -29,13 +33,11 @@ def bootstrap(writer: StoreWriter, layout: Layout, location: str) -> None:
         )
     try:
         checkpoint = Checkpoint.open(location)
-        newest = checkpoint.batches()[-1]
-        names = TableMapping(spec, checkpoint.operator(spec.spark_state.operator, newest)).names
-        if not layout.flatten and set(names) != set(layout.value):
-            raise SinkError(
-                f"{spec.name}: its spark_state has the fields {', '.join(names)}, but the query writes "
-                f"{', '.join(layout.value)}. Name the fields as the query names its columns."
-            )
+        newest = checkpoint.newest_batch()
+        mapping = TableMapping(spec, checkpoint.operator(spec.spark_state.operator, newest))
+        mismatch = state_mismatch(mapping, layout, schema, mode)
+        if mismatch is not None:
+            raise SinkError(f"{spec.name}: bootstrap=True cannot fill it: {mismatch}.")
         StoreTap(checkpoint, spec, writer.log.changelog, epoch_ms, writer=writer.name).begin(newest)
     except SinkError:
         raise

@@ -115,7 +115,7 @@ class Layout:
         as_json = self.spec.key == "json" and bool(self.key)
         keep, latest_by = self.null_keys == "keep", self.spec.latest_by
         suffix = self.window is not None or latest_by is not None
-        return KeyColumns(self.key, as_json, suffix, self.spec.key == "string", keep, latest_by)
+        return KeyColumns(self.key, as_json, suffix, self.spec.key == "string", keep, latest_by, self.window)
 
     @property
     def timed(self) -> bool:

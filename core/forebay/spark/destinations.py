@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
@@ -31,12 +31,18 @@ _TOO_LARGE = re.compile(r"RecordTooLargeException|max\.request\.size")
 
 @dataclass(frozen=True)
 class BatchId:
-    """The batch and query that write, and the writer's name; ``ordered`` if the rows of a key are in order."""
+    """The batch and query that write, and the writer's name; ``ordered`` if the rows of a key are in order.
+
+    ``is_fill`` if the batch is a whole DataFrame's, which no query repeats. ``identities`` are those of the
+    partitions' logs that the query goes on in; None if any will do.
+    """
 
     query_id: str
     number: int
     writer: str
     ordered: bool
+    is_fill: bool = False
+    identities: Mapping[int, str] | None = None
 
 
 class Destination(Protocol):

@@ -11,7 +11,7 @@ import socket
 import sqlite3
 import sys
 import zipimport
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.sqlite.batches import append_batch
-from forebay.changelog.sqlite.log_file import WriteRefused, check_directory, partition_path
+from forebay.changelog.sqlite.log_file import PATIENCE_S, WriteRefused, check_directory, partition_path
 from forebay.partitioning import StreamPartitioner
 from forebay.spark.batch_murmur2 import murmur2_partitions
 from forebay.spark.json_keys import UnsafeInteger, json_keys
@@ -52,6 +52,8 @@ class KeyColumns:
     """Whether a column of a JSON key may be null."""
     latest_by: str | None = None
     """The column with the rows' orders, of which ``suffix`` then has the bytes."""
+    window: str | None = None
+    """The column with the rows' windows or sessions, of which ``suffix`` then has the times."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,12 @@ class Target:
     versioned: bool
     latest: bool = False
     """Whether the keys end with an order."""
+    dry_run: bool = False
+    """Whether the rows are compared with those of an earlier attempt, and nothing is kept."""
+    is_fill: bool = False
+    """Whether they are those of a fill."""
+    identities: Mapping[int, str] | None = None
+    """Those of the partitions' logs that the query goes on in; None for any."""
 
 
 def partition_rows(
@@ -110,15 +118,15 @@ def place_rows(
     """
 
     def run(batches: Batches) -> Batches:
-        nulls, timeless, orderless = 0, 0, 0
+        nulls, timeless, without_suffix = 0, 0, 0
         for batch in batches:
             keys, null_count = _keys(batch, columns)
             nulls += null_count
             if timestamp_ms is None:
                 timeless += batch.column("timestamp_ms").null_count
-            if columns.latest_by is not None:
-                orderless += batch.column("suffix").null_count
-            if nulls or timeless or orderless:
+            if columns.suffix:
+                without_suffix += batch.column("suffix").null_count
+            if nulls or timeless or without_suffix:
                 continue
             _refuse_reserved(keys)
             chosen = _partitions(keys, partitions, partitioner)
@@ -146,9 +154,14 @@ def place_rows(
                 f"{timeless} rows of this task have a null valid-from (the column that order_by= names). Filter "
                 "them before the sink, or give them a time from which they are valid."
             )
-        if orderless:
+        if without_suffix and columns.latest_by is None:
             raise WriteRefused(
-                f"{orderless} rows of this task have a null order (column {columns.latest_by!r}, the store's "
+                f"{without_suffix} rows of this task have a null window or session (column {columns.window!r}), "
+                "or one without a start or an end. Filter them before the sink."
+            )
+        if without_suffix:
+            raise WriteRefused(
+                f"{without_suffix} rows of this task have a null order (column {columns.latest_by!r}, the store's "
                 "latest_by). Filter them before the sink, or give them the lowest order there is."
             )
 
@@ -171,14 +184,14 @@ def write_rows(target: Target) -> Callable[[Batches], Batches]:
 
 
 def append_partition(target: Target, partition: int, rows: Iterable[Row]) -> pa.RecordBatch:
-    """Append a partition's rows and their marker in one transaction; returns how many there were.
+    """Append a partition's rows and their marker in one transaction, as ``append_batch`` does.
 
-    Raises ``WriteRefused``.
+    Returns a row with the partition and the members of ``WrittenBatch``. Raises ``WriteRefused``.
     """
     check_directory(target.directory, target.directory_id, target.driver_host, socket.gethostname())
     path = partition_path(target.directory, target.topic, partition)
     try:
-        count, next_offset = append_batch(
+        written = append_batch(
             path,
             rows,
             writer=target.writer,
@@ -186,17 +199,21 @@ def append_partition(target: Target, partition: int, rows: Iterable[Row]) -> pa.
             batch_id=target.batch_id,
             write_name=target.write_name,
             timed=target.versioned,
+            dry_run=target.dry_run,
+            is_fill=target.is_fill,
+            identity=(target.identities or {}).get(partition),
         )
     except sqlite3.Error as error:
         raise WriteRefused(
             f"The log {path} cannot be written: {error}. Is its disk full or read-only, the file gone, or "
-            "another process writing to it for half a minute? Mend that, and start the query again."
+            f"another process writing to it for {PATIENCE_S} seconds? Mend that, and start the query again."
         ) from None
     return pa.RecordBatch.from_pydict(
         {
             "partition": pa.array([partition], pa.int32()),
-            "row_count": pa.array([count], pa.int64()),
-            "next_offset": pa.array([next_offset], pa.int64()),
+            "row_count": pa.array([written.row_count], pa.int64()),
+            "next_offset": pa.array([written.next_offset], pa.int64()),
+            "is_new": pa.array([written.is_new], pa.bool_()),
         }
     )
 

@@ -29,32 +29,34 @@ _KEYS = T.StructType().add("partition", T.IntegerType()).add("key", T.BinaryType
 
 
 def fill(write: Write, df: DataFrame, *, snapshot: bool) -> None:
-    """Write all rows once under the writer's name, then retire it; see ``Sink.fill``."""
+    """Write all rows once under the writer's name, then retire it as completed; see ``Sink.fill``."""
     writer, changelog = write.writer, write.writer.log.changelog
     topic, query_id = writer.spec.topic, writer.name
-    if changelog.has_retired(topic, writer.name):
+    if changelog.has_completed(topic, writer.name):
         log.info("%s: %s was already through", writer.spec.name, writer.name)
         return
+    is_repeat = changelog.has_written(topic, writer=writer.name, query_id=query_id) is not False
     # Until it is through, the age of the store is unknown, and no key is missing for sure.
     writer.patiently(lambda: writer.beat(query_id, None, -1, filling=True))
     placed = write.place(df).persist()
     try:
         rows = placed
         if snapshot:
-            rows = placed.unionByName(_tombstones(write, placed), allowMissingColumns=True)
+            keys = _keys_of_log(placed.sparkSession, changelog, writer.spec, deleted=is_repeat)
+            rows = placed.unionByName(_tombstones(write, placed, keys), allowMissingColumns=True)
         write.append_placed(rows, query_id, 0)
     finally:
         placed.unpersist()
-    changelog.retire_writer(topic, writer.name)
+    changelog.retire_writer(topic, writer.name, completed=True)
 
 
-def _tombstones(write: Write, placed: DataFrame) -> DataFrame:
-    """A row without a value for each key that the log has and the DataFrame lacks."""
-    session, spec = placed.sparkSession, write.writer.spec
+def _tombstones(write: Write, placed: DataFrame, keys_of_log: DataFrame) -> DataFrame:
+    """A row without a value for each key of the log that the DataFrame lacks."""
+    session = placed.sparkSession
     slots = write.slots.by_partition(session)
     # The row that ends a task's rows has none.
     present = placed.where(F.col("timestamp_ms").isNotNull()).select("key")
-    absent = _keys_of_log(session, write.writer.log.changelog, spec).join(present, "key", "left_anti")
+    absent = keys_of_log.join(present, "key", "left_anti")
     slot = F.element_at(F.array(*map(F.lit, slots)), F.col("partition") + 1)
     now = F.unix_millis(F.current_timestamp())
     tombstones = absent.select(slot.alias("slot"), "partition", "key", now.alias("timestamp_ms"))
@@ -63,11 +65,15 @@ def _tombstones(write: Write, placed: DataFrame) -> DataFrame:
     return tombstones.unionByName(ends, allowMissingColumns=True)
 
 
-def _keys_of_log(session: SparkSession, changelog: Changelog, spec: StoreSpec) -> DataFrame:
-    """Every key that has a value in a store's log as it is now, and its partition."""
+def _keys_of_log(session: SparkSession, changelog: Changelog, spec: StoreSpec, *, deleted: bool) -> DataFrame:
+    """Every key that has a value in a store's log as it is now, and its partition.
+
+    Those with a tombstone, too, if they are to be ``deleted`` again: an earlier attempt may have written it, and
+    a repeat must have every key of it.
+    """
     ends = changelog.end_offsets([TopicPartition(spec.topic, partition) for partition in range(spec.partitions)])
-    live: dict[int, set[bytes]] = {partition: set() for partition in range(spec.partitions)}
-    positions = dict.fromkeys(live, 0)
+    keys: dict[int, set[bytes]] = {partition: set() for partition in range(spec.partitions)}
+    positions = dict.fromkeys(keys, 0)
     with (
         contextlib.closing(changelog.consumer()) as consumer,
         progress(f"reading {spec.name}", sum(ends.values())) as advance,
@@ -86,9 +92,10 @@ def _keys_of_log(session: SparkSession, changelog: Changelog, spec: StoreSpec) -
                 partition = batch.topic_partition.partition
                 for _, key, value, _, heartbeat in batch.records:
                     if not heartbeat:
-                        (live[partition].discard if value is None else live[partition].add)(key)
+                        is_absent = value is None and not deleted
+                        (keys[partition].discard if is_absent else keys[partition].add)(key)
                 if batch.position > positions[partition]:
                     advance(batch.position - positions[partition])
                     positions[partition], progressed_s = batch.position, time.monotonic()
-    rows = [(partition, bytearray(key)) for partition, keys in live.items() for key in keys]
+    rows = [(partition, bytearray(key)) for partition, of_partition in keys.items() for key in of_partition]
     return session.createDataFrame(rows, _KEYS)

@@ -31,13 +31,14 @@ class HeartbeatListener(QueryListener):
     """Calls ``beat(query_id, as_of_ms, batch_id)`` when a batch left no backlog, and while a query is idle.
 
     ``as_of_ms`` is when the trigger began, before it asked the source for its offsets: everything the source had
-    by then is in the log. ``keep_house()`` is called after every batch, backlog or not, and while a query is idle.
+    by then is in the log. ``keep_house(query_id)`` is called after every batch, backlog or not, and while a
+    query is idle.
 
     Spark delivers events one by one. Heartbeats are written in a separate thread, only the newest of each query: a
     busy driver must not write outdated ones one after another.
     """
 
-    def __init__(self, beat: Beat, keep_house: Callable[[], None]) -> None:
+    def __init__(self, beat: Beat, keep_house: Callable[[str], None]) -> None:
         self.started_ms: dict[str, int] = {}
         """By run, when it was started, before it asked its sources for anything."""
         self._beat = beat
@@ -59,20 +60,20 @@ class HeartbeatListener(QueryListener):
         progress = event.progress
         if left_no_backlog(progress):
             self._enqueue(str(progress.id), progress.timestamp, progress.batchId)
-        self._ensure_sender()
+        self._maintain(str(progress.id))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """There was nothing new at the trigger."""
         self._enqueue(str(event.id), event.timestamp, -1)
-        self._ensure_sender()
+        self._maintain(str(event.id))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """A stopped query sends no heartbeats, and its age grows."""
         self.started_ms.pop(str(event.runId), None)
 
-    def _ensure_sender(self) -> None:
+    def _maintain(self, query_id: str) -> None:
         try:
-            self._keep_house()
+            self._keep_house(query_id)
         except Exception:
             log.exception("maintenance of the log failed; it will be retried")
 

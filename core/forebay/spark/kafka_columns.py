@@ -59,22 +59,26 @@ def _json_key(layout: Layout) -> Column:
     parts: list[Column] = []
     for name, kind in zip(layout.key, layout.key_types, strict=True):
         part = F.col("key")[name]
-        text = _json_text(part) if isinstance(kind, T.StringType) else _json_number(part, kind)
+        text = _json_text(part, name) if isinstance(kind, T.StringType) else _json_number(part, kind)
         if layout.null_keys == "keep":
             text = F.coalesce(text, F.lit("null"))
         parts += [F.lit(","), text]
     return F.concat(F.lit("["), *parts[1:], F.lit("]")).cast("binary")
 
 
-def _json_text(part: Column) -> Column:
+def _json_text(part: Column, name: str) -> Column:
+    # Spark's JSON would replace what is no UTF-8, so that several keys became one.
+    unreadable = F.lit(f"WriteRefused: a row's key is not valid UTF-8 (column {name!r}).")
     escaped = F.to_json(F.struct(part.alias("v")))
     refusal = F.lit(
         "WriteRefused: a row's key contains a control character for which only sink.write(…) writes the canonical "
         "JSON. Remove it, or use sink.write(…)."
     )
     text = F.substr(escaped, F.lit(6), F.length(escaped) - F.lit(6))
-    return F.when(part.rlike(_WRITTEN_OTHERWISE), F.raise_error(refusal).cast("string")).otherwise(
-        F.when(part.isNotNull(), text)
+    return (
+        F.when(~F.is_valid_utf8(part), F.raise_error(unreadable).cast("string"))
+        .when(part.rlike(_WRITTEN_OTHERWISE), F.raise_error(refusal).cast("string"))
+        .when(part.isNotNull(), text)
     )
 
 
@@ -123,9 +127,8 @@ def _header(name: str, value: Column) -> Column:
 
 def _suffix(layout: Layout) -> Column:
     """A window's times, or the record's order, unless that is null."""
+    what = f"a null order (latest_by, column {layout.spec.latest_by!r})"
     if layout.spec.latest_by is None:
-        return F.col("suffix")
-    refusal = F.lit(
-        f"WriteRefused: {layout.spec.name}: a row has a null order (latest_by, column {layout.spec.latest_by!r})."
-    )
+        what = f"a null window or session (column {layout.window!r}), or one without a start or an end"
+    refusal = F.lit(f"WriteRefused: {layout.spec.name}: a row has {what}.")
     return F.coalesce("suffix", F.raise_error(refusal).cast("binary"))

@@ -89,8 +89,9 @@ class WindowColumns(KindColumns):
             "them equal; a different length needs a new store.",
             end - start,
         )
-        return F.when((end - start).eqNullSafe(size_ms), F.unhex(hex64(start))).otherwise(
-            F.raise_error(refusal).cast("binary")
+        # A window that is null is refused with all other parts of keys.
+        return F.when(end - start == size_ms, F.unhex(hex64(start))).when(
+            (end - start).isNotNull(), F.raise_error(refusal).cast("binary")
         )
 
 

@@ -11,6 +11,8 @@ from pyspark.sql import DataFrame
 TIME_WINDOW = "spark.timeWindow"
 SESSION_WINDOW = "spark.sessionWindow"
 """Spark's marks in the metadata of a column made by ``window()`` or ``session_window()``."""
+_SOURCE = "StreamingRelationV2"
+_LEAST_RECORDS = "minOffsetsPerTrigger"
 _CHECKED = "spark.sql.streaming.unsupportedOperationCheck"
 
 
@@ -24,7 +26,7 @@ def mode_refusal(df: DataFrame, mode: str) -> str | None:
     modes = jvm.org.apache.spark.sql.streaming.OutputMode
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
     try:
-        checker.checkForStreaming(_analysed(df), modes.Append() if mode == "append" else modes.Update())
+        checker.checkForStreaming(analysed(df), modes.Append() if mode == "append" else modes.Update())
     except AnalysisException as error:
         # After it, Spark prints the whole plan.
         return str(error).partition("\n")[0].rstrip(";. ")
@@ -37,7 +39,7 @@ def window_lengths_ms(df: DataFrame) -> frozenset[int]:
     Why from the plan: a window's column carries a mark, but not its length.
     """
     lengths = set()
-    for node in _descendants(_analysed(df)):
+    for node in _descendants(analysed(df)):
         for expression in _elements(node.expressions()):
             for one in _descendants(expression):
                 length_us = _length_us(one)
@@ -46,7 +48,17 @@ def window_lengths_ms(df: DataFrame) -> frozenset[int]:
     return frozenset(lengths)
 
 
-def _analysed(df: DataFrame) -> Any:
+def holds_records_back(plan: Any) -> bool:
+    """Whether a source of a streaming plan keeps records back until there are enough of them.
+
+    Spark reports such a query as idle meanwhile. Kafka's source is the only one that does.
+    """
+    sources = [leaf for leaf in _elements(plan.collectLeaves()) if leaf.getClass().getSimpleName() == _SOURCE]
+    return any(source.extraOptions().get(_LEAST_RECORDS) is not None for source in sources)
+
+
+def analysed(df: DataFrame) -> Any:
+    """The analysed plan of a DataFrame."""
     return df._jdf.queryExecution().analyzed()
 
 

@@ -24,6 +24,8 @@ class QueryRun:
     query_id: str
     run_id: str
     as_of_limit_ms: int | None = None
+    holds_records_back: bool = False
+    """Whether it may be idle although its sources have something new."""
     writers: dict[Output, StoreWriter] = field(default_factory=dict)
     written: dict[Output, int] = field(default_factory=dict)
     """The last batch that was written."""

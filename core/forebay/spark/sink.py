@@ -20,15 +20,15 @@ from forebay.changelog.sqlite import batches, checksums, log_file, writers
 from forebay.errors import SinkError
 from forebay.spark import batch_murmur2, executor, json_keys, keyed_records, repeated_keys, sorted_runs
 from forebay.spark.columns import ColumnArguments, Selection, lay_out
-from forebay.spark.compaction import Compaction
 from forebay.spark.fill import fill
-from forebay.spark.heartbeats import HeartbeatListener
 from forebay.spark.kafka_columns import kafka_columns
 from forebay.spark.kind_columns import columns_of
+from forebay.spark.plan import holds_records_back
 from forebay.spark.query_runs import QUERY_RUNS, QueryRun
+from forebay.spark.session_listeners import SESSION_LISTENERS
 from forebay.spark.shuffle_slots import Slots
 from forebay.spark.sink_writer import SinkWriter, complete_mode
-from forebay.spark.store_writer import SinkLog, StoreWriter, beat_run
+from forebay.spark.store_writer import SinkLog, StoreWriter
 from forebay.spark.write import Write, attempt, current_run
 from forebay.store_spec import StoreSpec
 from forebay.topology import Topology
@@ -60,20 +60,18 @@ class Sink:
             raise SinkError(f"forebay needs Spark 4.0 or later; this is {pyspark.__version__}.")
         self.topology = topology if isinstance(topology, Topology) else load_topology(topology)
         self._changelog = open_changelog(changelog)
-        self._log = SinkLog(self._changelog)
+        self._log = SinkLog(self._changelog, self.topology.stores.values())
         for spec in self.topology.stores.values():
             # Others write those; a query that does needs them when it starts.
             if not spec.external:
                 self._changelog.ensure(spec, create=create_topics)
-        self._listeners: dict[SparkSession, HeartbeatListener] = {}
         self._batch_writers: dict[tuple[str, str], StoreWriter] = {}
         self._batch_writes: dict[tuple[str, T.StructType, Selection, str], Write] = {}
         """For functions of the user's own: laid out once for each schema."""
-        self._compaction = Compaction(self._changelog, self.topology.stores.values())
         session = SparkSession.getActiveSession()
         if session is not None and hasattr(session, "_jsparkSession"):
             # Queries with a function of the user's own take their settings, and report themselves, at their start.
-            self._listen(session)
+            SESSION_LISTENERS.of(session)
 
     def write(
         self,
@@ -99,7 +97,7 @@ class Sink:
             raise SinkError("The sink writes streaming DataFrames; this one is not streaming.")
         spec = self._writable(store, session)
         layout = lay_out(df, spec, Selection.of(columns))
-        self._listen(session)
+        SESSION_LISTENERS.of(session)
         store_writer = StoreWriter(self._log, spec, writer or store, store_begins_here, bootstrap)
         return SinkWriter(df, Write(store_writer, layout, Slots(spec.partitions)))
 
@@ -121,14 +119,14 @@ class Sink:
                 batch.write.mode("append").parquet("/data/delays")
                 batch.unpersist()
 
-        The arguments are those of ``write``. A batch of which one output failed is repeated by the query, which
-        changes nothing here. Heartbeats come with the query's progress, as for ``write``. Raises ``SinkError``,
-        which must end the query: after a batch that was left out, the store takes no other.
+        The arguments are those of ``write``, without ``bootstrap``. A batch of which one output failed is repeated
+        by the query, which changes nothing here. Heartbeats come with the query's progress, as for ``write``.
+        Raises ``SinkError``, which must end the query: after a batch that was left out, the store takes no other.
         """
         session, spec, chosen = _classic_session(df), self._spec(store), Selection.of(columns)
         run, is_new = current_run(df)
         store_writer = self._batch_writers.setdefault(
-            (store, writer or store), StoreWriter(self._log, spec, writer or store)
+            (store, writer or store), StoreWriter(self._log, spec, writer or store, can_bootstrap=False)
         )
         store_writer.begins_here = store_begins_here
         with attempt(run, store_writer, batch_id):
@@ -169,7 +167,7 @@ class Sink:
             raise SinkError(f"{store!r} {refusal}.")
         layout = lay_out(df, spec, Selection.of(columns))
         writer = StoreWriter(self._log, spec, f"fill-{name}", begins_here=True)
-        fill(Write(writer, layout, Slots(spec.partitions)), df, snapshot=snapshot)
+        fill(Write(writer, layout, Slots(spec.partitions), is_fill=True), df, snapshot=snapshot)
 
     def kafka_columns(self, df: DataFrame, store: str, **columns: Unpack[ColumnArguments]) -> DataFrame:
         """A DataFrame's rows as records of a store, for Spark's own Kafka sink.
@@ -236,20 +234,12 @@ class Sink:
         if spec.external:
             self._changelog.ensure(spec, create=False)
 
-    def _listen(self, session: SparkSession) -> None:
-        if session in self._listeners:
-            return
-        # With the default, an idle stream's age would grow to 10 s.
-        session.conf.set("spark.sql.streaming.noDataProgressEventInterval", "1000")
-        listener = self._listeners[session] = HeartbeatListener(self._beat, self._keep_house)
-        session.streams.addListener(listener)
-
     def _follow(self, run: QueryRun, query: StreamingQuery | None = None) -> None:
         """Have heartbeats for a run that was started elsewhere; raises ``SinkError`` for its output mode.
 
         A batch's own session is a copy of the one that its query was started in, which may not be known.
         """
-        sessions = [*self._listeners, SparkSession.builder.getOrCreate()]
+        sessions = [*SESSION_LISTENERS.sessions(), SparkSession.builder.getOrCreate()]
         runs = ((session, one) for session in sessions for one in session.streams.active)
         session, found = next(
             ((session, one) for session, one in runs if str(one.runId) == run.run_id), (None, None)
@@ -263,20 +253,13 @@ class Sink:
                 run.query_id,
             )
             return
-        self._listen(session)
+        listener = SESSION_LISTENERS.of(session)
         execution = found._jsq.streamingQuery()
         if execution.outputMode().toString() == "Complete":
             raise SinkError(complete_mode(run.query_id))
+        run.holds_records_back = holds_records_back(execution.analyzedPlan())
         if execution.trigger().toString() == "AvailableNowTrigger":
-            run.as_of_limit_ms = self._listeners[session].started_ms.get(run.run_id, -1)
-
-    def _beat(self, query_id: str, as_of_ms: int, batch_id: int) -> None:
-        run = QUERY_RUNS.of(query_id)
-        if run is not None:
-            beat_run(run, self._log, as_of_ms, batch_id)
-
-    def _keep_house(self) -> None:
-        self._compaction.begin_if_due()
+            run.as_of_limit_ms = listener.started_ms.get(run.run_id, -1)
 
 
 def _classic_session(df: DataFrame) -> SparkSession:

@@ -10,9 +10,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from forebay.errors import SinkError
+from forebay.spark import plan
 from forebay.spark.bootstrap import bootstrap
 from forebay.spark.kind_columns import columns_of
-from forebay.spark.plan import mode_refusal
 from forebay.spark.query_checkpoint import continued_query
 from forebay.spark.query_runs import QUERY_RUNS
 from forebay.spark.write import Write
@@ -31,7 +31,7 @@ class SinkWriter(DataStreamWriter):
         self._name = write.writer.name
         self._checkpoint: str | None = None
         self.queryName(write.writer.name)
-        by_update = columns_of(write.writer.spec).updates and mode_refusal(df, "update") is None
+        by_update = columns_of(write.writer.spec).updates and plan.mode_refusal(df, "update") is None
         self.outputMode("update" if by_update else "append")
         super().foreachBatch(write.batch)
 
@@ -49,7 +49,7 @@ class SinkWriter(DataStreamWriter):
         """Update or append; complete mode, and what Spark does not support, is refused with ``SinkError``."""
         if outputMode.lower() not in ("update", "append"):
             raise SinkError(complete_mode(self.store))
-        refusal = mode_refusal(self._df, outputMode.lower())
+        refusal = plan.mode_refusal(self._df, outputMode.lower())
         if refusal is not None:
             raise SinkError(
                 f"{self.store!r}: Spark does not run this query in the output mode {outputMode!r}: {refusal}."
@@ -129,10 +129,12 @@ class SinkWriter(DataStreamWriter):
         query_id = continued_query(self._df.sparkSession, location)
         if query_id is not None:
             self._go_on(query_id, location)
+        holds_records_back = plan.holds_records_back(plan.analysed(self._df))
         begun_ms = time.time_ns() // 1_000_000
         query = super().start(partitionBy=partitionBy)
         run, _ = QUERY_RUNS.enter(str(query.id), str(query.runId))
         run.as_of_limit_ms = begun_ms if self._available_now else None
+        run.holds_records_back = holds_records_back
         run.writers[self._write_to.writer.output] = self._write_to.writer
         return query
 
@@ -140,7 +142,7 @@ class SinkWriter(DataStreamWriter):
         """See that the log has what the query wrote before its checkpoint, or is to have it."""
         writer = self._write_to.writer
         if writer.bootstraps and writer.lacks(query_id):
-            bootstrap(writer, self._write_to.layout, location)
+            bootstrap(writer, self._write_to.layout, location, self._df.schema, self._mode)
             writer.goes_on(query_id)
         writer.check_continuity(query_id, continued=True)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -19,11 +19,14 @@ from forebay.spark.sorted_runs import RunPart, append_parts, append_runs, by_par
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 
-_WRITTEN = "partition int, row_count bigint, next_offset bigint"
+_WRITTEN = "partition int, row_count bigint, next_offset bigint, is_new boolean"
 _RUN_PARTS = "path string, partition int, first_row bigint, row_count bigint"
 MOST_ROWS_HERE = 20_000
 """Rows that the driver appends itself. Tasks of Spark's that append more take longer to start than that."""
 _THREADS_HERE = 4
+
+Append = Callable[[Target], dict[int, bool]]
+"""Appends a batch's rows, each partition's in a transaction; returns whether those of each partition are new."""
 
 
 class SqliteDestination:
@@ -35,41 +38,70 @@ class SqliteDestination:
     def __init__(self, changelog: SqliteChangelog) -> None:
         self._changelog = changelog
         self._run_directories = RunDirectories(changelog.directory)
-        self._newest: dict[tuple[str, str], int] = {}
-        """By query and topic, the newest batch of which some rows may be in the log."""
+        self._newest: dict[tuple[str, str, str], int] = {}
+        """By query, topic and writer, the newest batch of which some rows may be in the log."""
 
     def check(self, session: SparkSession) -> None:
         """Any session will do; executors elsewhere notice it themselves and refuse."""
 
     def write(self, rows: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
         """Write all rows; raises ``SinkError``."""
-        written = rows.mapInArrow(write_rows(self._target(spec, batch)), _WRITTEN)
-        with self._only_repeats(spec, batch) as has_rows:
-            has_rows |= {row.partition for row in refusing(spec, written.collect)}
+
+        def append(target: Target) -> dict[int, bool]:
+            return {row.partition: row.is_new for row in rows.mapInArrow(write_rows(target), _WRITTEN).collect()}
+
+        if not self._repeats(spec, batch):
+            self._append_once(append, spec, batch)
+            return
+        # What is compared is what is written, even where the query would compute other rows each time.
+        rows.persist()
+        try:
+            self._replace(append, spec, batch)
+        finally:
+            rows.unpersist()
 
     def write_unordered(
         self, rows: DataFrame, place: Callable[[Batches], Batches], spec: StoreSpec, batch: BatchId
     ) -> None:
         """Write all rows by way of sorted runs; raises ``SinkError``."""
-        target = self._target(spec, batch)
         with self._run_directories.one(batch.query_id, batch.writer) as directory:
-            written = rows.mapInArrow(write_runs(target, str(directory), place), _RUN_PARTS)
-            parts = [RunPart(*row) for row in refusing(spec, written.collect)]
-            with self._only_repeats(spec, batch) as has_rows:
-                refusing(spec, lambda: self._append(parts, target, rows.sparkSession))
-                has_rows |= {part.partition for part in parts}
+            runs = rows.mapInArrow(write_runs(self._target(spec, batch), str(directory), place), _RUN_PARTS)
+            parts = [RunPart(*row) for row in refusing(spec, runs.collect)]
 
-    def _append(self, parts: list[RunPart], target: Target, session: SparkSession) -> None:
+            def append(target: Target) -> dict[int, bool]:
+                return self._append(parts, target, rows.sparkSession)
+
+            (self._replace if self._repeats(spec, batch) else self._append_once)(append, spec, batch)
+
+    def _append_once(self, append: Append, spec: StoreSpec, batch: BatchId) -> None:
+        """Append a batch of which the log has nothing."""
+        self._newest[batch.query_id, spec.topic, batch.writer] = batch.number
+        refusing(spec, lambda: append(self._target(spec, batch)))
+
+    def _replace(self, append: Append, spec: StoreSpec, batch: BatchId) -> None:
+        """Append a batch that is repeated, unless one of its partitions refuses: then none is written.
+
+        Why all are compared first: a partition that took other rows would refuse those of the first attempt.
+        """
+        target = self._target(spec, batch)
+        are_new = refusing(spec, lambda: append(replace(target, dry_run=True)))
+        self._check_absent(spec, batch, set(range(spec.partitions)) - are_new.keys())
+        if any(are_new.values()):
+            refusing(spec, lambda: append(target))
+
+    def _append(self, parts: list[RunPart], target: Target, session: SparkSession) -> dict[int, bool]:
         """Append the rows of all runs: few of them here, which starts no tasks."""
         if sum(part.row_count for part in parts) <= MOST_ROWS_HERE:
+            grouped = by_partition(parts)
             with ThreadPoolExecutor(_THREADS_HERE) as pool:
-                for _ in pool.map(lambda each: append_parts(target, *each), by_partition(parts).items()):
-                    pass
-            return
+                written = list(pool.map(lambda each: append_parts(target, *each), grouped.items()))
+            return {
+                partition: batch["is_new"][0].as_py() for partition, batch in zip(grouped, written, strict=True)
+            }
         tasks = session.sparkContext.defaultParallelism
         by_task = [[part for part in parts if part.partition % tasks == task] for task in range(tasks)]
-        numbers = session.range(0, tasks, 1, tasks)
-        numbers.mapInArrow(append_runs(target, by_task), _WRITTEN).collect()
+        appended = session.range(0, tasks, 1, tasks).mapInArrow(append_runs(target, by_task), _WRITTEN)
+        return {row.partition: row.is_new for row in appended.collect()}
 
     def _target(self, spec: StoreSpec, batch: BatchId) -> Target:
         return Target(
@@ -84,24 +116,17 @@ class SqliteDestination:
             ordered=batch.ordered,
             versioned=spec.store_kind.keeps_versions,
             latest=spec.latest_by is not None,
+            is_fill=batch.is_fill,
+            identities=batch.identities,
         )
 
-    @contextlib.contextmanager
-    def _only_repeats(self, spec: StoreSpec, batch: BatchId) -> Iterator[set[int]]:
-        """While a batch is written: yields a set for its partitions, which a repeat's must be among.
-
-        Raises ``SinkError`` otherwise.
-        """
-        repeats = batch.number <= self._newest_batch(spec, batch)
-        self._newest[batch.query_id, spec.topic] = max(batch.number, self._newest_batch(spec, batch))
-        has_rows: set[int] = set()
-        yield has_rows
-        if repeats:
-            self._check_absent(spec, batch, set(range(spec.partitions)) - has_rows)
+    def _repeats(self, spec: StoreSpec, batch: BatchId) -> bool:
+        """Whether the log may have rows of this batch, or of a later one."""
+        return batch.number <= self._newest_batch(spec, batch)
 
     def _newest_batch(self, spec: StoreSpec, batch: BatchId) -> int:
         """The newest batch of this query that was begun; after a restart, that any partition has rows of."""
-        known = self._newest.get((batch.query_id, spec.topic))
+        known = self._newest.get((batch.query_id, spec.topic, batch.writer))
         if known is not None:
             return known
         newest = -1
@@ -119,4 +144,5 @@ class SqliteDestination:
             with naming(path):
                 before = rows_of_batch(path, batch.query_id, batch.writer, batch.number)
             if before:
-                raise SinkError(f"{spec.name}: {differs(path, batch.writer, batch.number, before, 0)}")
+                refusal = differs(path, batch.writer, batch.number, before, 0, batch.is_fill)
+                raise SinkError(f"{spec.name}: {refusal}")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from forebay.changelog import Changelog, Heartbeat
 from forebay.errors import ChangelogUnreachable, ForebayError, SinkError
 from forebay.position import Position, encode_position, later_position, log_digest
+from forebay.spark.compaction import Compaction
 from forebay.spark.destinations import open_destination
 from forebay.spark.query_runs import Output, QueryRun
 from forebay.store_spec import StoreSpec
@@ -23,11 +24,12 @@ _PAUSE_S = 1.0
 
 
 class SinkLog:
-    """The changelog that a sink writes to, and how far it has written each store's."""
+    """The changelog that a sink writes to, how far it has written each store's, and the compaction of all."""
 
-    def __init__(self, changelog: Changelog) -> None:
+    def __init__(self, changelog: Changelog, specs: Iterable[StoreSpec]) -> None:
         self.changelog = changelog
         self.destination = open_destination(changelog)
+        self.compaction = Compaction(changelog, specs)
         self._lock = threading.Lock()
         self._positions: dict[str, str] = {}
 
@@ -54,10 +56,12 @@ class StoreWriter:
     """Whether a query may go on from a checkpoint into a log that has nothing of it."""
     bootstraps: bool = False
     """Whether the log is then filled from the checkpoint first."""
+    can_bootstrap: bool = True
+    """Whether its user can ask for that."""
     as_of_ms: dict[str, int] = field(default_factory=dict)
     """By query: a new one of the same writer inherits nothing from the old one."""
-    _logs: dict[str, str] = field(default_factory=dict)
-    """By query, the identity of the log that it goes on in."""
+    _identities: dict[str, dict[int, str]] = field(default_factory=dict)
+    """By query, those of the partitions' logs that it goes on in."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -73,16 +77,24 @@ class StoreWriter:
         if self.begins_here:
             return
         topic, changelog = self.spec.topic, self.log.changelog
-        identity, known = changelog.identity(topic), self._logs.get(query_id)
+        found, known = changelog.identities(topic), self._identities.get(query_id)
         if known is None and continued:
             if self.lacks(query_id):
                 raise self._discontinued(
                     f"query {query_id} goes on from its checkpoint, but the log {topic!r} has nothing of it under "
                     f"the writer {self.name!r}"
                 )
-        elif known is not None and known != identity:
-            raise self._discontinued(f"the log {topic!r} was reset or replaced while query {query_id} was running")
-        self._logs[query_id] = identity
+        elif known is not None and known != found:
+            lost = [partition for partition, identity in known.items() if found.get(partition) != identity]
+            what = f"the log {topic!r} was reset or replaced"
+            if len(lost) < len(known):
+                what = f"partition {', '.join(map(str, lost))} of the log {topic!r} was lost and recreated"
+            raise self._discontinued(f"{what} while query {query_id} was running")
+        self._identities[query_id] = found
+
+    def identities(self, query_id: str) -> Mapping[int, str] | None:
+        """Those of the logs that a query goes on in, by partition; None if it may go on in any."""
+        return None if self.begins_here else self._identities.get(query_id)
 
     def lacks(self, query_id: str) -> bool:
         """Whether the log is known to have nothing of a query. Raises ``ChangelogError``."""
@@ -91,13 +103,14 @@ class StoreWriter:
 
     def goes_on(self, query_id: str) -> None:
         """Note that the log has what a query wrote, or would have written, before."""
-        self._logs[query_id] = self.log.changelog.identity(self.spec.topic)
+        self._identities[query_id] = self.log.changelog.identities(self.spec.topic)
 
     def _discontinued(self, finding: str) -> SinkError:
+        bootstrap = " or with bootstrap=True to fill the store from this checkpoint first,"
         return SinkError(
             f"{self.spec.name}: {finding}. Keys that do not change would be missing, and no lag would show it. "
-            "Start the query with a new checkpoint and its source from the beginning, or with bootstrap=True to "
-            "fill the store from this checkpoint first, or with store_begins_here=True if the store is to contain "
+            "Start the query with a new checkpoint and its source from the beginning,"
+            f"{bootstrap if self.can_bootstrap else ''} or with store_begins_here=True if the store is to contain "
             "only what changes from now on."
         )
 
@@ -133,6 +146,7 @@ class StoreWriter:
                 writer=self.name,
                 query_id=query_id,
                 value=Heartbeat(known, query_id, batch_id, filling).value(),
+                identities=self.identities(query_id),
             )
             if known is not None:
                 self.as_of_ms[query_id] = known
@@ -140,18 +154,21 @@ class StoreWriter:
             self.log.wrote(self.spec.name, Position(digest, offsets))
 
 
-def beat_run(run: QueryRun, log: SinkLog, progress_ms: int, batch_id: int) -> None:
-    """Append heartbeats to all that a run writes to a log, after a batch (-1: idle) that left no backlog.
+def beat_run(run: QueryRun, progress_ms: int, batch_id: int) -> None:
+    """Append heartbeats to all that a run writes, after a batch (-1: idle) that left no backlog.
 
-    None to what lacks a batch. Raises the first error, after trying all.
+    None to what lacks a batch, and none of an idle run that may have records to come. Raises the first error,
+    after trying all.
     """
+    if batch_id < 0 and run.holds_records_back:
+        return
     as_of_ms: int | None = progress_ms
     if run.as_of_limit_ms is not None:
         as_of_ms = min(progress_ms, run.as_of_limit_ms) if run.as_of_limit_ms >= 0 else None
     errors = []
     for output, writer in list(run.writers.items()):
         failed = run.failed.get(output)
-        if writer.log is log and (failed is None or 0 <= batch_id < failed):
+        if failed is None or 0 <= batch_id < failed:
             try:
                 writer.beat(run.query_id, as_of_ms, batch_id)
             except ForebayError as error:

@@ -39,6 +39,7 @@ class Write:
     writer: StoreWriter
     layout: Layout
     slots: Slots
+    is_fill: bool = False
 
     def batch(self, df: DataFrame, batch_id: int) -> None:
         """Write one micro-batch, then a heartbeat to every partition; raises ``SinkError``."""
@@ -75,7 +76,8 @@ class Write:
         return self.layout.key_columns, spec.partitions, None if vectorised else partitioner, timestamp_ms
 
     def _batch_id(self, query_id: str, batch_id: int) -> BatchId:
-        return BatchId(query_id, batch_id, self.writer.name, ordered=bool(self.layout.order_by))
+        ordered, identities = bool(self.layout.order_by), self.writer.identities(query_id)
+        return BatchId(query_id, batch_id, self.writer.name, ordered, self.is_fill, identities)
 
     def append_placed(self, placed: DataFrame, query_id: str, batch_id: int) -> None:
         """Write what ``place`` returned, then a heartbeat to every partition."""

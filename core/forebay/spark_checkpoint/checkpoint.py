@@ -34,6 +34,8 @@ class Checkpoint:
         self._metadata = OperatorMetadata(files)
         self.ended_file = lru_cache(2 * _REMEMBERED_BATCHES)(files.read)
         """The content of a file in ``commits`` or ``offsets``."""
+        self.ended_status = lru_cache(_REMEMBERED_BATCHES)(files.stat)
+        """The size and time of a file in ``commits``: of a batch that was run again, it is written again."""
         self.ended_offsets = lru_cache(_REMEMBERED_BATCHES)(partial(self._offsets, self.ended_file))
         self.ended_operator = lru_cache(_REMEMBERED_BATCHES)(self.operator)
         self._commit_of = lru_cache(_REMEMBERED_BATCHES)(partial(self._commit, self.ended_file))
@@ -58,9 +60,25 @@ class Checkpoint:
         """The batches that have ended and are still noted, ascending; lists a directory."""
         return sorted(int(name) for name in self.files.list("commits") if name.isdigit())
 
+    def newest_batch(self) -> int:
+        """The last batch that has ended; lists a directory. Raises ``VersionNotCommitted`` if none has."""
+        batches = self.batches()
+        if not batches:
+            message = f"{self.files.url} has no batch that has ended."
+            raise VersionNotCommitted(f"{message} Run the query until its first batch has.")
+        return batches[-1]
+
     def is_committed(self, batch: int) -> bool:
         """Whether the batch has ended; lists nothing."""
         return self.files.exists(f"commits/{batch}")
+
+    def is_unchanged(self, batch: int) -> bool:
+        """Whether the batch has ended, and was not run again since ``ended_status`` was asked for it."""
+        path = f"commits/{batch}"
+        try:
+            return self.files.stat(path) == self.ended_status(path)
+        except FileNotFoundError:
+            return False
 
     def offsets(self, batch: int) -> Offsets:
         """What a batch read up to."""
@@ -168,6 +186,7 @@ class Checkpoint:
             families=described.column_families,
             family_names=self._family_names.setdefault((operator, store, partition), {}),
             only=family,
+            version=version,
             unique_id=lambda earlier: self._unique_id(operator, partition, store, earlier),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, groupby
 from operator import itemgetter
@@ -49,17 +49,21 @@ class _Batch:
 @dataclass(frozen=True)
 class StoreFiles:
     """One partition's files; ``unique_id`` gives what the commit of a version appends to their names, if
-    anything."""
+    anything, and raises ``VersionPurged`` or ``VersionNotCommitted`` if there is no commit."""
 
     files: CheckpointFiles
     directory: str
     provider: Provider
     families: tuple[ColumnFamily, ...]
+    version: int
+    """The version that is read, which is committed."""
     unique_id: Callable[[int], str | None]
     family_names: dict[int, str]
     """The names of column families by their numbers as far as they are known, which are never used again."""
     only: str | None = None
     """The family to decode; None for all."""
+    lineage: dict[int, str] = field(default_factory=dict)
+    """The unique ids of earlier versions whose commits are gone, as far as they were looked up."""
 
     def changes(self, version: int) -> Iterator[ChangeBlock]:
         """What the version changed, without the families of Spark's own."""
@@ -114,8 +118,8 @@ class StoreFiles:
                 return base, *self._snapshot(base, opened)
             except CheckpointFileCorrupt as error:
                 failed = error
-            except FileNotFoundError:
-                # Deleted since it was listed.
+            except (FileNotFoundError, VersionPurged, VersionNotCommitted):
+                # Deleted since it was listed, or not of the history of the version.
                 continue
         if failed is not None and not self._has_changes(1):
             raise failed
@@ -158,7 +162,7 @@ class StoreFiles:
         if lineage is None or version - 1 not in lineage:
             return
         try:
-            committed = self.unique_id(version - 1)
+            committed = self._unique_id(version - 1)
         except (VersionPurged, VersionNotCommitted):
             return
         if lineage[version - 1] != committed:
@@ -175,13 +179,43 @@ class StoreFiles:
     def _has_changes(self, version: int) -> bool:
         try:
             path = self._path(version, ".changelog" if self.provider.is_rocksdb else ".delta")
-        except VersionPurged:
+        except (VersionPurged, VersionNotCommitted):
             return False
         return self.files.exists(path)
 
     def _path(self, version: int, suffix: str) -> str:
-        unique_id = self.unique_id(version) if self.provider.is_rocksdb else None
+        unique_id = self._unique_id(version) if self.provider.is_rocksdb else None
         return f"{self.directory}/{version}{'' if unique_id is None else f'_{unique_id}'}{suffix}"
+
+    def _unique_id(self, version: int) -> str | None:
+        """What is appended to a version's file names, by its commit or, once Spark has deleted that, by later
+        changelogs."""
+        try:
+            return self.unique_id(version)
+        except (VersionPurged, VersionNotCommitted):
+            if self.unique_id(self.version) is None:
+                # Checkpoint format 1 has none.
+                return None
+            self._learn_lineage(version)
+            if version in self.lineage:
+                return self.lineage[version]
+            raise
+
+    def _learn_lineage(self, version: int) -> None:
+        """Look up the unique ids of versions back to this one: a changelog has those since the snapshot before
+        it."""
+        oldest = min(self.lineage, default=self.version)
+        while version < oldest:
+            path = self._path(oldest, ".changelog")
+            try:
+                head = changelog_head(self._plain(self.files.read(path), path), path)
+            except FileNotFoundError:
+                return
+            earlier = {number: name for number, name in (head.lineage or {}).items() if number < oldest}
+            if not earlier:
+                return
+            self.lineage.update(earlier)
+            oldest = min(earlier)
 
     @cached_property
     def _plain(self) -> Callable[[bytes, str], bytes]:

@@ -9,16 +9,19 @@ from dataclasses import dataclass
 
 from forebay.changelog import Heartbeat
 from forebay.spark_checkpoint import Checkpoint
+from forebay.spark_checkpoint.files import FileStatus
 
 _DIGEST_DIGITS = 16
+_SEPARATOR = "-"
+_LOG_MEMBER = 2
 
 
 @dataclass(frozen=True)
 class TapPosition:
     """The batch up to which a log has a checkpoint's state, and the copy that it goes on from.
 
-    ``copy`` changes whenever the whole state is compared with the log anew. ``lineage`` identifies the attempt at
-    the batch and how its state was mapped. ``batch`` is -1 until the first copy is whole.
+    ``copy`` changes whenever the whole state is compared with the log anew. ``lineage`` is that of the batch, see
+    ``lineage_of``. ``batch`` is -1 until the first copy is whole.
     """
 
     checkpoint_id: str
@@ -38,9 +41,9 @@ class TapPosition:
 
     @classmethod
     def of(cls, heartbeat: Heartbeat) -> TapPosition:
-        """The position that a heartbeat states; that of a sink has no copy."""
+        """The position that a heartbeat states; that of a sink has no copy, and may lack keys of the state."""
         checkpoint_id, _, copy = heartbeat.query_id.partition("/")
-        return cls(checkpoint_id, copy, heartbeat.batch_id, heartbeat.lineage, heartbeat.filling)
+        return cls(checkpoint_id, copy, heartbeat.batch_id, heartbeat.lineage, heartbeat.filling or not copy)
 
 
 def new_copy() -> str:
@@ -48,23 +51,53 @@ def new_copy() -> str:
     return uuid.uuid4().hex[:12]
 
 
-def lineage_of(read: Callable[[str], bytes], batch: int, mapping_digest: str) -> str | None:
-    """Identifies a batch's attempt, and how its state is mapped; None if its files, which are ``read``, are gone.
+def lineage_of(
+    read: Callable[[str], bytes], stat: Callable[[str], FileStatus], batch: int, mapping_digest: str, log: str
+) -> str:
+    """Identifies a batch's attempt, how its state is mapped, and the ``log`` that has it.
 
-    The files that a batch leaves contain when it was planned and, in checkpoint format 2, which state it made:
-    after a query was set back, a batch of the same number has others.
+    The files that a batch leaves, which are ``read``, contain when it was planned and, in checkpoint format 2,
+    which state it made: after a query was set back, a batch of the same number has others. A last batch that was
+    run again has the same in format 1, but its commit has another time. Later versions may append members: what a
+    heartbeat lacks is not compared.
     """
     digest = hashlib.sha256()
-    for directory in ("offsets", "commits"):
-        try:
+    try:
+        for directory in ("offsets", "commits"):
             digest.update(read(f"{directory}/{batch}"))
-        except FileNotFoundError:
-            return None
-    return f"{digest.hexdigest()[:_DIGEST_DIGITS]}-{mapping_digest}"
+        modified_ms = stat(f"commits/{batch}").modified_ms
+    except FileNotFoundError:
+        return unfinished_lineage(log)
+    return _SEPARATOR.join((digest.hexdigest()[:_DIGEST_DIGITS], mapping_digest, log, str(modified_ms)))
 
 
-def is_continued(checkpoint: Checkpoint, position: TapPosition, mapping_digest: str) -> bool:
+def unfinished_lineage(log: str) -> str:
+    """The lineage while a log has no whole state, which no batch continues."""
+    return _SEPARATOR.join(("", "", log))
+
+
+def is_continued(checkpoint: Checkpoint, position: TapPosition, mapping_digest: str, log: str) -> bool:
     """Whether the checkpoint still has the batch as the log has it, so that later batches follow it."""
-    return position.lineage is not None and position.lineage == lineage_of(
-        checkpoint.files.read, position.batch, mapping_digest
-    )
+    members = (position.lineage or "").split(_SEPARATOR)
+    if members[0] == "":
+        return False
+    files = checkpoint.files
+    current = lineage_of(files.read, files.stat, position.batch, mapping_digest, log)
+    return current.split(_SEPARATOR)[: len(members)] == members
+
+
+def is_in_log(position: TapPosition, log: str) -> bool:
+    """Whether a position was written to this log, as far as it says."""
+    members = (position.lineage or "").split(_SEPARATOR)
+    return len(members) <= _LOG_MEMBER or members[_LOG_MEMBER] == log
+
+
+def why_not_continued(position: TapPosition | None, log: str) -> str:
+    """Why a log's state is copied instead, for the tap's log."""
+    if position is None:
+        return "nothing of it is in the log yet"
+    if not is_in_log(position, log):
+        return "a partition of its log was lost"
+    if position.batch < 0 or position.lineage is None:
+        return "no copy of it was finished"
+    return f"batch {position.batch} is no longer what the log has: purged, repeated, or mapped otherwise"

@@ -56,10 +56,10 @@ class TableMapping:
         self.family = operator.store(self.table.store).family(self.table.family)
         self._check()
         self.keys = KeyEncoder(spec, tuple(field.path for field in self.table.key))
-        members = _members(spec, self.table, self.family)
-        self.values = ValueEncoder(members)
-        self.names = tuple(member.name for member in members)
-        """The members of a value."""
+        columns = spec.spark_state.columns or _own_columns(spec, self.table)
+        self.values = ValueEncoder([_member(spec, column, self.family.value) for column in columns])
+        self.members = {column.name: _result_type(spec, column, self.family.value) for column in columns}
+        """The members of a value, or of each value of a list, and the types of which they are written."""
         self.digest = _digest(spec, operator, self.table, self.family)
 
     @property
@@ -68,6 +68,11 @@ class TableMapping:
         assert self.spec.spark_state is not None
         chosen = self.spec.spark_state.on_removal or (DELETE if self.spec.store_kind.expiry is None else KEEP)
         return chosen == DELETE
+
+    @property
+    def copy_deletes(self) -> bool:
+        """Whether a copy of the state may delete keys that the log has and the state lacks."""
+        return self.deletes or self.table.kind == "session"
 
     def window_start_ms(self, key: Row) -> int:
         """When a window starts, of its key; raises ``StateUnsupported`` if it is as long as no window of the
@@ -142,12 +147,6 @@ def _table(spec: StoreSpec, described: OperatorDescription) -> Table:
     raise CheckpointMissing(f"Operator {described.operator} has no variable {variable!r}, only {names}.")
 
 
-def _members(spec: StoreSpec, table: Table, family: ColumnFamily) -> tuple[ValueMember, ...]:
-    assert spec.spark_state is not None
-    columns = spec.spark_state.columns or _own_columns(spec, table)
-    return tuple(_member(spec, column, family.value) for column in columns)
-
-
 def _own_columns(spec: StoreSpec, table: Table) -> tuple[StateColumn, ...]:
     """The fields under their own names, where these and what they mean are beyond doubt."""
     names = [field.name for field in table.value]
@@ -171,17 +170,21 @@ def _function(field: StateField) -> str:
 
 
 def _member(spec: StoreSpec, column: StateColumn, struct: StructType) -> ValueMember:
-    kind = _type_at(spec, column, struct)
+    form = json_form(_result_type(spec, column, struct))
     if column.function is None:
-        return ValueMember(column.name, field_reader(column.path), json_form(kind))
+        return ValueMember(column.name, field_reader(column.path), form)
     if len(column.path) != 1:
         raise TopologyError(
             f"The field {column.name!r} of {spec.name!r} is within a struct, where no aggregate has its buffer: "
             "leave out its function."
         )
     function, [at] = column.function, column.path
-    read = value_reader(function, struct.fields, at)
-    return ValueMember(column.name, read, json_form(AtomicType("double") if function in _DOUBLES else kind))
+    return ValueMember(column.name, value_reader(function, struct.fields, at), form)
+
+
+def _result_type(spec: StoreSpec, column: StateColumn, struct: StructType) -> DataType:
+    kind = _type_at(spec, column, struct)
+    return AtomicType("double") if column.function in _DOUBLES else kind
 
 
 def _type_at(spec: StoreSpec, column: StateColumn, struct: StructType) -> DataType:

@@ -129,6 +129,8 @@ class ContentIndex:
             "CREATE TABLE content (key BLOB PRIMARY KEY, digest BLOB, round INTEGER) WITHOUT ROWID"
         )
         self._round = 0
+        self.removed = 0
+        """How many keys were removed since a comparison began."""
 
     def load(self, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Add keys with the digests of their values, in the log's order; None removes a key."""
@@ -143,6 +145,7 @@ class ContentIndex:
     def begin(self) -> None:
         """Begin to compare with a state: no key was seen in it so far."""
         self._round += 1
+        self.removed = 0
 
     def changes(self, key: bytes, digest: bytes) -> bool:
         """Note that the state has the key; whether the log has another value or none."""
@@ -160,6 +163,7 @@ class ContentIndex:
 
     def remove(self, key: bytes) -> None:
         """Remove a key."""
+        self.removed += 1
         self._database.execute("DELETE FROM content WHERE key = ?", (key,))
 
     def is_empty(self) -> bool:

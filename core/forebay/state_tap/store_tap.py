@@ -8,23 +8,33 @@ from dataclasses import replace
 from itertools import islice
 
 from forebay.changelog import Changelog
-from forebay.errors import ChangelogError
 from forebay.spark_checkpoint import Checkpoint
 from forebay.spark_checkpoint.changes import StateEntry
 from forebay.spark_checkpoint.errors import (
     CheckpointFileCorrupt,
     LineageMismatch,
     StateUnsupported,
+    VersionNotCommitted,
     VersionPurged,
 )
 from forebay.spark_checkpoint.operators import Operator
 from forebay.state_tap.batch_rows import BatchRows
+from forebay.state_tap.content_differences import content_differences
 from forebay.state_tap.conversion import Conversion, open_conversion
-from forebay.state_tap.lineage import TapPosition, is_continued, lineage_of, new_copy
-from forebay.state_tap.log_content import log_content, value_digest
+from forebay.state_tap.copy_attempts import CopyAttempts
+from forebay.state_tap.lineage import (
+    TapPosition,
+    is_continued,
+    is_in_log,
+    lineage_of,
+    new_copy,
+    unfinished_lineage,
+    why_not_continued,
+)
 from forebay.state_tap.mapping import TableMapping
 from forebay.state_tap.plain_conversion import StoreRecord
 from forebay.state_tap.scratch import ContentIndex
+from forebay.state_tap.store_log import LogReplaced, StoreLog
 from forebay.store_spec import StoreSpec
 
 log = logging.getLogger(__name__)
@@ -57,17 +67,15 @@ class StoreTap:
         self.spec = spec
         self.operator = spec.spark_state.operator
         self._checkpoint = checkpoint
-        self._changelog = changelog
+        self._log = StoreLog(changelog, spec, writer or spec.name, on_written)
         self._clock_ms = clock_ms
         self._take_over = take_over
-        self._writer = writer or spec.name
-        self._on_written = on_written
         self._position: TapPosition | None = None
         self._conversion: Conversion | None = None
         self._content: ContentIndex | None = None
         """What the log holds, if batches can only be compared with it."""
         self._is_filling = False
-        """Whether the log has never had all of a state."""
+        """Whether the log has never had all of this query's state."""
         self._operator: Operator | None = None
         self._is_interrupted = False
         """Whether something failed between reading changes and writing their records: what is remembered of the
@@ -82,8 +90,9 @@ class StoreTap:
     def begin(self, newest: int) -> None:
         """Go on from where the log is, or copy the state as the newest batch left it."""
         mapping = self._mapping(newest)
-        written = self._written_before()
-        if written is not None and is_continued(self._checkpoint, written, mapping.digest):
+        self._log.open()
+        written = self._log.last_position_of(self._checkpoint.id, take_over=self._take_over)
+        if written is not None and is_continued(self._checkpoint, written, mapping.digest, self._log.identity):
             log.info("%s goes on after batch %d of %s", self.spec.name, written.batch, written.checkpoint_id)
             self._adopt(written, mapping)
             try:
@@ -91,15 +100,16 @@ class StoreTap:
             except CANNOT_FOLLOW as error:
                 self.copy(newest, str(error))
             return
-        self._is_filling = written is not None and written.filling
-        self.copy(newest, _why_not_continued(written))
+        has_all = written is not None and not written.filling and is_in_log(written, self._log.identity)
+        self._is_filling = not has_all
+        self.copy(newest, why_not_continued(written, self._log.identity))
 
     def has_batch(self) -> bool:
         """Whether the checkpoint still has the batch that the log has; it does not once the query was set back."""
         assert self._position is not None
         assert self._conversion is not None
-        unfinished = self._position.batch < 0
-        return unfinished or is_continued(self._checkpoint, self._position, self._conversion.mapping.digest)
+        unfinished, digest = self._position.batch < 0, self._conversion.mapping.digest
+        return unfinished or is_continued(self._checkpoint, self._position, digest, self._log.identity)
 
     def follow(self, batch: int) -> int:
         """Write what a batch changed; it must be the next, and have ended. Returns how many records that took.
@@ -107,6 +117,12 @@ class StoreTap:
         Copies the whole state if the batch's changes are gone, do not follow, or are not kept. If it fails, it may
         be repeated.
         """
+        try:
+            return self._follow(batch)
+        except LogReplaced as error:
+            return self._copy_to_new_log(batch, error)
+
+    def _follow(self, batch: int) -> int:
         position, conversion = self._position, self._conversion
         assert position is not None
         assert conversion is not None
@@ -116,8 +132,12 @@ class StoreTap:
         if self._checkpoint.ended_operator(self.operator, batch) != self._operator:
             return self.copy(batch, "the operator, its schema or its partitions have changed")
         if self._content is not None:
-            return self._compare(batch)
-        rows = BatchRows(self.spec)
+            try:
+                return self._compare(batch)
+            except CANNOT_FOLLOW as error:
+                return self.copy(self._checkpoint.newest_batch(), str(error), compares=True)
+        # Before it is read: if it is run again meanwhile, what was read is not continued.
+        rows, lineage = BatchRows(self.spec), self._lineage(batch)
         try:
             self._remember_if_interrupted()
             self._is_interrupted = True
@@ -127,33 +147,68 @@ class StoreTap:
                 )
                 rows.add_all(conversion.apply(blocks, self._now_ms()))
         except CANNOT_FOLLOW as error:
-            return self.copy(self._checkpoint.batches()[-1], str(error))
+            return self.copy(self._checkpoint.newest_batch(), str(error))
         except StateUnsupported as error:
             log.warning("%s: %s Until then every batch is compared with the whole log.", self.spec.name, error)
             return self.copy(batch, "its changes are not kept", compares=True)
-        self._append(batch, rows, batch_id=batch)
+        self._append(batch, lineage, rows, batch_id=batch)
         self._is_interrupted = False
         return rows.count
 
     def copy(self, batch: int, reason: str, *, compares: bool = False) -> int:
         """Make the log equal to the state as a batch left it; returns how many records that took.
 
-        What the log has already is not written again, and what the state no longer has is deleted. While the log
-        has nothing at all, it says that it is being filled.
+        What the log has already is not written again, and what the state no longer has is deleted. Until the log
+        has had all of the state once, it says that it is being filled.
         """
+        attempts = CopyAttempts(self._checkpoint, self.spec.name)
+        while True:
+            try:
+                return self._copy(batch, reason, compares=compares)
+            except LogReplaced as error:
+                reason, self._is_filling = str(error), True
+            except (VersionPurged, VersionNotCommitted) as error:
+                batch = attempts.next_batch(batch, error)
+                reason = str(error)
+
+    def keep_log(self) -> int:
+        """Copy the state if the log is no longer the one that was written, which every write notices as well;
+        returns how many records that took."""
+        try:
+            self._log.require_same()
+        except LogReplaced as error:
+            return self._copy_to_new_log(self._checkpoint.newest_batch(), error)
+        return 0
+
+    def _copy_to_new_log(self, batch: int, error: LogReplaced) -> int:
+        log.warning("%s: %s while the tap was running", self.spec.name, error)
+        self._is_filling = True
+        return self.copy(batch, str(error), compares=self._content is not None)
+
+    def _copy(self, batch: int, reason: str, *, compares: bool) -> int:
         mapping = self._mapping(batch)
+        self._log.open()
+        if mapping.copy_deletes:
+            self._log.require_own(take_over=self._take_over)
         log.info("%s: the state of batch %d is copied to its log, as %s", self.spec.name, batch, reason)
-        content = ContentIndex()
-        content.load(log_content(self._changelog, self.spec))
-        self._is_filling |= content.is_empty()
-        position = TapPosition(self._checkpoint.id, new_copy(), -1, None, filling=self._is_filling)
+        lineage = unfinished_lineage(self._log.identity)
+        position = TapPosition(self._checkpoint.id, new_copy(), -1, lineage, filling=self._is_filling)
         self._adopt(position, mapping)
-        self._content = content
+        self._is_interrupted = True
+        # Whoever wrote under this name until now adds nothing behind what is read.
+        self._log.write(position, BatchRows(self.spec), batch_id=None)
+        self._content = content = self._log.content()
         written = self._compare(batch)
         self._is_filling = False
         if not compares:
             self._content = None
-        log.info("%s: its log has the state of batch %d after %d records", self.spec.name, batch, written)
+        log.info(
+            "%s: its log has the state of batch %d after %d records, of which %d delete what the state lacks",
+            self.spec.name,
+            batch,
+            written,
+            content.removed,
+        )
         return written
 
     def expire(self) -> int:
@@ -165,14 +220,17 @@ class StoreTap:
         try:
             self._remember_if_interrupted()
         except CANNOT_FOLLOW as error:
-            return self.copy(self._checkpoint.batches()[-1], str(error))
+            return self.copy(self._checkpoint.newest_batch(), str(error))
         now_ms, due_ms = self._now_ms(), conversion.next_expiry_ms()
         if due_ms is None or due_ms > now_ms:
             return 0
         rows = BatchRows(self.spec)
         self._is_interrupted = True
         rows.add_all(conversion.expire(now_ms))
-        self._write(position, rows, batch_id=None)
+        try:
+            self._log.write(position, rows, batch_id=None)
+        except LogReplaced as error:
+            return self._copy_to_new_log(self._checkpoint.newest_batch(), error)
         self._is_interrupted = False
         return rows.count
 
@@ -183,12 +241,7 @@ class StoreTap:
         if as_of_ms is None or (self._as_of_ms is not None and as_of_ms <= self._as_of_ms):
             return
         self._as_of_ms = as_of_ms
-        self._changelog.append_heartbeat(
-            self.spec.topic,
-            writer=self._writer,
-            query_id=position.query_id,
-            value=position.heartbeat(as_of_ms).value(),
-        )
+        self._log.beat(position, as_of_ms)
 
     def _now_ms(self) -> int:
         return int(self._clock_ms())
@@ -196,23 +249,6 @@ class StoreTap:
     def _mapping(self, batch: int) -> TableMapping:
         self._operator = self._checkpoint.ended_operator(self.operator, batch)
         return TableMapping(self.spec, self._operator)
-
-    def _written_before(self) -> TapPosition | None:
-        """The position in the log; None if there is none, or another's whose place is to be taken."""
-        heartbeat = self._changelog.last_heartbeat(self.spec.topic, self._writer)
-        if heartbeat is None:
-            return None
-        written = TapPosition.of(heartbeat)
-        if written.checkpoint_id == self._checkpoint.id:
-            return written
-        if not self._take_over:
-            raise ChangelogError(
-                f"The log of {self.spec.name!r} is written by the query {written.checkpoint_id}, not by "
-                f"{self._checkpoint.id}, whose checkpoint this is. Choose another store, or replace the log's "
-                "content with --take-over."
-            )
-        log.warning("%s: the query %s is superseded as its writer", self.spec.name, written.checkpoint_id)
-        return replace(written, lineage=None)
 
     def _adopt(self, position: TapPosition, mapping: TableMapping) -> None:
         self._position = position
@@ -245,16 +281,16 @@ class StoreTap:
         assert conversion is not None
         assert position is not None
         assert content is not None
-        if position.filling:
-            self._write(position, BatchRows(self.spec), batch_id=None)
         self._is_interrupted = True
+        lineage = self._lineage(batch)
         conversion.clear()
         content.begin()
-        differences, written = self._differences(conversion, content, batch), 0
+        partitions = (self._entries(each, batch) for each in range(conversion.mapping.table.partitions))
+        differences, written = content_differences(conversion, content, partitions, self._now_ms), 0
         while (rows := self._next_rows(differences)).count == _ROWS_AT_ONCE:
-            self._write(position, rows, batch_id=None)
+            self._log.write(position, rows, batch_id=None)
             written += rows.count
-        self._append(batch, rows, batch_id=None)
+        self._append(batch, lineage, rows, batch_id=None)
         self._is_interrupted = False
         return written + rows.count
 
@@ -263,48 +299,20 @@ class StoreTap:
         rows.add_all(islice(records, _ROWS_AT_ONCE))
         return rows
 
-    def _differences(self, conversion: Conversion, content: ContentIndex, batch: int) -> Iterator[StoreRecord]:
-        for partition in range(conversion.mapping.table.partitions):
-            for record in conversion.load(self._entries(partition, batch), self._now_ms()):
-                _, log_key, value = record
-                if value is not None and content.changes(log_key, value_digest(value)):
-                    yield record
-        keys = self.spec.stored_keys
-        for key in content.unseen():
-            if conversion.is_gone(key):
-                content.remove(key)
-                yield keys.split_changelog(key, 0).plain, key, None
-
     def _entries(self, partition: int, batch: int) -> Iterable[StateEntry]:
         assert self._conversion is not None
         table = self._conversion.mapping.table
         return self._checkpoint.snapshot(self.operator, partition, batch + 1, table.store, table.family)
 
-    def _append(self, batch: int, rows: BatchRows, *, batch_id: int | None) -> None:
+    def _lineage(self, batch: int) -> str:
+        assert self._conversion is not None
+        checkpoint, digest = self._checkpoint, self._conversion.mapping.digest
+        return lineage_of(checkpoint.ended_file, checkpoint.ended_status, batch, digest, self._log.identity)
+
+    def _append(self, batch: int, lineage: str, rows: BatchRows, *, batch_id: int | None) -> None:
         """Write the last rows of a batch, after which the log has it."""
-        conversion, position = self._conversion, self._position
-        assert conversion is not None
+        position = self._position
         assert position is not None
-        lineage = lineage_of(self._checkpoint.ended_file, batch, conversion.mapping.digest)
         reached = replace(position, batch=batch, lineage=lineage, filling=False)
-        self._write(reached, rows, batch_id=batch_id)
+        self._log.write(reached, rows, batch_id=batch_id)
         self._position = reached
-
-    def _write(self, position: TapPosition, rows: BatchRows, *, batch_id: int | None) -> None:
-        self._changelog.append_batch(
-            self.spec.topic,
-            writer=self._writer,
-            query_id=position.query_id,
-            batch_id=batch_id,
-            rows=rows.by_partition(),
-            heartbeat=position.heartbeat(None).value(),
-        )
-        self._on_written(rows.count)
-
-
-def _why_not_continued(written: TapPosition | None) -> str:
-    if written is None:
-        return "nothing of it is in the log yet"
-    if written.lineage is not None:
-        return f"batch {written.batch} is no longer what the log has: purged, repeated, or mapped otherwise"
-    return "no copy of it was finished"

@@ -11,7 +11,12 @@ from forebay.clock import epoch_ms
 from forebay.errors import ChangelogUnreachable
 from forebay.log_throttle import LogThrottle
 from forebay.spark_checkpoint import Checkpoint
-from forebay.spark_checkpoint.errors import CheckpointError, CheckpointMissing, CheckpointUnreachable
+from forebay.spark_checkpoint.errors import (
+    CheckpointError,
+    CheckpointMissing,
+    CheckpointUnreachable,
+    VersionNotCommitted,
+)
 from forebay.spark_checkpoint.logs import Offsets
 from forebay.state_tap.commits import CommitWatch
 from forebay.state_tap.source_ends import SourceEnds
@@ -66,26 +71,27 @@ class StateTap:
         """Follow until it is stopped."""
         while not self._stopping.is_set():
             checkpoint = self._opened()
-            if checkpoint is not None:
+            if checkpoint is None:
+                continue
+            try:
                 self._follow(checkpoint)
+            except VersionNotCommitted as error:
+                log.warning("the checkpoint is opened anew, as it was set back: %s", error)
+                self._stopping.wait(_RETRY_S)
 
     def bootstrap(self, on_written: Callable[[int], None] = lambda records: None) -> int:
         """Make the logs equal to the state as it is now; returns the batch that left it so.
 
-        ``on_written`` is called with how many records were written each time. Raises ``CheckpointMissing`` if no
+        ``on_written`` is called with how many records were written each time. Raises ``VersionNotCommitted`` if no
         batch has ended.
         """
         checkpoint = Checkpoint.open(self._url)
-        batches = checkpoint.batches()
-        if not batches:
-            raise CheckpointMissing(
-                f"{checkpoint.files.url} has no batch that has ended. Run the query until its first batch has."
-            )
+        newest = checkpoint.newest_batch()
         for tap in self._taps(checkpoint, on_written):
-            tap.begin(batches[-1])
-            while tap.batch is not None and tap.batch < batches[-1]:
+            tap.begin(newest)
+            while tap.batch is not None and tap.batch < newest:
                 tap.follow(tap.batch + 1)
-        return batches[-1]
+        return newest
 
     def _opened(self) -> Checkpoint | None:
         """The checkpoint, once a batch of it has ended."""
@@ -118,7 +124,9 @@ class StateTap:
                 batch = min((tap.batch for tap in taps if tap.batch is not None), default=-1)
                 if not self._patiently(checkpoint.is_committed, batch + 1):
                     if not self._idle(checkpoint, taps, batch):
-                        log.warning("batch %d is no longer in the checkpoint: it was set back or purged", batch)
+                        log.warning(
+                            "batch %d is no longer what was read: it was set back, repeated or purged", batch
+                        )
                         return
                     commits.wait(self._poll_interval_s, self._stopping)
                     continue
@@ -136,7 +144,8 @@ class StateTap:
     def _idle(self, checkpoint: Checkpoint, taps: list[StoreTap], batch: int) -> bool:
         """What is due between two batches: expiries, and heartbeats about once a second.
 
-        Returns whether the batch is still in the checkpoint, which is looked up as often as heartbeats are due.
+        Returns whether the batch is still in the checkpoint as it was read. That is looked up as often as
+        heartbeats are due, as is whether the logs are still the same.
         """
         for tap in taps:
             self._patiently(tap.expire)
@@ -144,8 +153,10 @@ class StateTap:
         if now_ms < self._beat_due_ms:
             return True
         self._beat_due_ms = now_ms + _BEAT_MS
-        if not self._patiently(checkpoint.is_committed, batch):
+        if not self._patiently(checkpoint.is_unchanged, batch):
             return False
+        for tap in taps:
+            self._patiently(tap.keep_log)
         self._beat(checkpoint, taps, batch)
         return True
 
@@ -168,7 +179,7 @@ class StateTap:
         now_ms = self._clock_ms()
         if now_ms >= self._retained_due_ms and self._patiently(checkpoint.is_committed, batch + 1):
             self._retained_due_ms = now_ms + _CHECK_RETAINED_MS
-            batches = self._patiently(checkpoint.batches)
+            batches = self._patiently(checkpoint.batches) or [batch]
             retained, behind = batches[-1] - batches[0] + 1, batches[-1] - batch
             is_behind = behind > _WARN_AT * retained
             if is_behind and not self._was_behind:
@@ -181,7 +192,7 @@ class StateTap:
             self._was_behind = is_behind
 
     def _begin(self, checkpoint: Checkpoint, tap: StoreTap) -> None:
-        tap.begin(checkpoint.batches()[-1])
+        tap.begin(checkpoint.newest_batch())
 
     def _patiently(self, act: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Do it again for as long as a log or the checkpoint cannot be reached."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from forebay.streams_metadata import HostInfo
 from forebay.topology import Topology
+from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.group.messages import SubscriptionInfo
 from forebay_worker.group.placement import Assignment
 
@@ -34,6 +35,16 @@ def alike(topology: Topology, subscriptions: Mapping[str, SubscriptionInfo]) -> 
 def holders(assignment: Assignment) -> set[str]:
     """Every member with an intended place."""
     return {name for placement in assignment.target.values() for name in placement.members}
+
+
+def may_return(info: SubscriptionInfo) -> bool:
+    """Whether a member that is gone keeps the place that it has, by its last message."""
+    return info.returns and info.health is not MemberHealth.EVICTED
+
+
+def may_get_place(info: SubscriptionInfo) -> bool:
+    """Whether a member that is gone without a place gets one: it has copies that an assignment forgot."""
+    return may_return(info) and bool(info.offsets) and info.health is MemberHealth.HEALTHY
 
 
 def superseded(by: HostInfo | str, mine: HostInfo) -> str:

@@ -40,9 +40,9 @@ from dataclasses import dataclass, field, replace
 
 from forebay.streams_metadata import NO_GENERATION, Generation
 from forebay.topology import Topology
-from forebay_worker.group.election import alike, holders, may_lead
+from forebay_worker.group.election import alike, holders, may_get_place, may_lead, may_return
 from forebay_worker.group.leader import GroupTimeouts
-from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
+from forebay_worker.group.messages import AssignmentInfo, Location, SubscriptionInfo
 from forebay_worker.group.placement import Assignment
 from forebay_worker.group.previous_assignment import assignment_to_continue
 from forebay_worker.group.rebuild_delay import Absences
@@ -64,13 +64,19 @@ class Inbox:
     gone_since: Mapping[str, float] = field(default_factory=dict)
     """By process that is gone, when its lease ended, if the backend keeps that."""
 
+    def location_of(self, name: str) -> Location:
+        """Where a member is or was, by its message, or by the previous assignment if there is none."""
+        if name in self.subscriptions:
+            return self.subscriptions[name].location
+        return Location() if self.previous is None else self.previous.location_of(name)
+
 
 @dataclass(frozen=True)
 class Round:
-    """The inputs of a leader's next assignment; ``absent`` maps each member that is expected back to its rack."""
+    """The inputs of a leader's next assignment; ``absent`` has where each member was that is expected back."""
 
     present: Mapping[str, SubscriptionInfo]
-    absent: Mapping[str, str | None]
+    absent: Mapping[str, Location]
     previous: AssignmentInfo | None
     generation: Generation
     is_followed: bool
@@ -92,7 +98,6 @@ class GroupMember:
         self._follows = False
         self._heartbeat_sent_boot_ms = 0.0
         self._absences = Absences(times.standby_rebuild_delay_ms)
-        self._racks: Mapping[str, str | None] = {}
         self._last_led = NO_GENERATION
         self._empty_since: tuple[int, float] | None = None
         self._founded_at: float | None = None
@@ -177,7 +182,6 @@ class GroupMember:
         here = {name: info for name, info in inbox.subscriptions.items() if name not in inbox.gone_since}
         present = alike(self._topology, here)
         missing = holders(before) - present.keys()
-        self._remember_racks(inbox, before)
         self.next_round_boot_ms = self._formed_at(inbox.newest.incarnation, before, missing, now)
         if now < self.next_round_boot_ms:
             return None
@@ -198,25 +202,22 @@ class GroupMember:
             began = self._founded_at
         return began + self._times.initial_rebalance_delay_ms
 
-    def _remember_racks(self, inbox: Inbox, before: Assignment) -> None:
-        """Of members and holders only, for when they are gone."""
-        racks = {name: self._racks[name] for name in holders(before) & self._racks.keys()}
-        self._racks = racks | {name: info.rack for name, info in inbox.subscriptions.items()}
-
     def _absent(
         self, inbox: Inbox, here: Mapping[str, SubscriptionInfo], missing: set[str], now: float
-    ) -> dict[str, str | None]:
-        """The members that are expected back, by rack: some are gone; some serve what they hold, with another
-        topology."""
+    ) -> dict[str, Location]:
+        """The members that are expected back, and where they were: some are gone; some serve what they hold, with
+        another topology."""
         if inbox.previous is not None and inbox.previous.generation > self._last_led:
             # Another leader wrote it, and may have had members back that this one misses.
             self._absences.forget()
             self._last_led = inbox.previous.generation
         elsewhere = missing & here.keys()
-        gone = inbox.gone_since.keys() & alike(self._topology, inbox.subscriptions).keys()
-        until = self._absences.expected_back((missing | gone) - elsewhere, inbox.gone_since, now)
+        gone = {name: info for name, info in inbox.subscriptions.items() if name in inbox.gone_since}
+        lost = {name for name, info in gone.items() if not may_return(info)}
+        holding = {name for name, info in alike(self._topology, gone).items() if may_get_place(info)}
+        until = self._absences.expected_back((missing - lost | holding) - elsewhere, inbox.gone_since, now)
         self.next_round_boot_ms = min(until.values(), default=math.inf)
-        return {name: self._racks.get(name) for name in (*until, *elsewhere)}
+        return {name: inbox.location_of(name) for name in (*until, *elsewhere)}
 
     def conclude(self, led: Round, info: AssignmentInfo | None, now: float) -> AssignmentInfo | None:
         """The assignment to give out after a round: the new one, or the previous one again.

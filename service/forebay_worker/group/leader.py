@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from forebay.changelog import Changelog
-from forebay.streams_metadata import Generation, HostInfo
+from forebay.streams_metadata import Generation
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay_worker.group.assignor import AssignmentPolicy, Member, assign
+from forebay_worker.group.election import holders
 from forebay_worker.group.member_health import MemberHealth
-from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
+from forebay_worker.group.messages import AssignmentInfo, Location, SubscriptionInfo
 from forebay_worker.group.previous_assignment import assignment_to_continue
 from forebay_worker.state.offset_cache import CAUGHT_UP, INCOMPLETE
 
@@ -46,21 +47,22 @@ class Leader:
     def next_assignment(
         self,
         present: Mapping[str, SubscriptionInfo],
-        absent: Mapping[str, str | None],
+        absent: Mapping[str, Location],
         previous: AssignmentInfo | None,
         generation: Generation,
     ) -> AssignmentInfo | None:
         """The assignment of a new generation, None if it would equal the previous one.
 
-        ``absent`` maps each member that is away to its rack, as long as its place is kept. A member that said that
-        it would not come back keeps none.
+        ``absent`` maps each member that is away to where it was, as long as its place is kept. A member that said
+        that it would not come back keeps none.
         """
         before = assignment_to_continue(self.topology, previous)
         gone_for_good = frozenset() if previous is None else previous.not_returning
-        absent = {name: rack for name, rack in absent.items() if name not in gone_for_good}
+        absent = {name: location for name, location in absent.items() if name not in gone_for_good}
         not_returning = frozenset(name for name, subscription in present.items() if not subscription.returns)
         hosts = {name: subscription.host for name, subscription in present.items()}
-        racks = _fail_together(present, absent, {} if previous is None else previous.hosts)
+        locations = {**{name: subscription.location for name, subscription in present.items()}, **absent}
+        racks = _fail_together(locations)
         healths = {name: subscription.health for name, subscription in present.items()}
         same_members = (
             previous is not None
@@ -86,18 +88,23 @@ class Leader:
         ]
         members += [Member(name, absent=True, rack=racks[name]) for name in absent]
         outcome = assign(self.topology.tasks, members, before, self.policy)
-        if same_members and previous is not None and outcome == before:
-            if outcome.settled:
-                self._settled_in = (previous.generation, racks, healths)
-            return None
-        return AssignmentInfo(
+        with_place = holders(outcome) | hosts.keys()
+        placed = {name: location for name, location in locations.items() if name in with_place}
+        info = AssignmentInfo(
             generation,
             self.topology.fingerprint,
             hosts,
             outcome,
             dict(self.topology.ordinal_by_store),
             not_returning,
+            {name: rack for name, (rack, _) in placed.items() if rack is not None},
+            {name: machine for name, (_, machine) in placed.items() if name in absent and machine is not None},
         )
+        if previous is None or previous != replace(info, generation=previous.generation):
+            return info
+        if outcome.settled:
+            self._settled_in = (previous.generation, racks, healths)
+        return None
 
     def lags(
         self, offsets: Mapping[str, _OffsetsByTask], restoring: Mapping[str, _OffsetsByTask] = MappingProxyType({})
@@ -141,15 +148,9 @@ class Leader:
         }
 
 
-def _fail_together(
-    present: Mapping[str, SubscriptionInfo], absent: Mapping[str, str | None], hosts: Mapping[str, HostInfo]
-) -> dict[str, str | None]:
-    """What each member shares its failures with: its rack, or its machine while all are on one rack.
-
-    ``hosts`` are those that absent members had.
-    """
-    racks = {**{name: subscription.rack for name, subscription in present.items()}, **absent}
+def _fail_together(locations: Mapping[str, Location]) -> dict[str, str | None]:
+    """What each member shares its failures with: its rack, or its machine while all are on one rack."""
+    racks = {name: location.rack for name, location in locations.items()}
     if len(set(racks.values()) - {None}) > 1:
         return racks
-    machines = {name: hosts[name].host for name in absent if name in hosts}
-    return racks | machines | {name: subscription.host.host for name, subscription in present.items()}
+    return {name: location.machine or location.rack for name, location in locations.items()}

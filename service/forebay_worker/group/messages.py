@@ -11,7 +11,7 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from forebay.errors import ForebayError
 from forebay.streams_metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, cluster_map
@@ -30,6 +30,13 @@ class UnreadableMessage(ForebayError):
 
 class UnsupportedVersion(UnreadableMessage):
     """A message needs a newer reader; upgrade this worker."""
+
+
+class Location(NamedTuple):
+    """What a member shares its failures with: its rack and its machine, as far as they are known."""
+
+    rack: str | None = None
+    machine: str | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,11 @@ class SubscriptionInfo:
     unchecked: frozenset[TaskId] = frozenset()
     restoring: Mapping[TaskId, tuple[int, ...]] = field(default_factory=dict)
     returns: bool = True
+
+    @property
+    def location(self) -> Location:
+        """Where the member is."""
+        return Location(self.rack, self.host.host)
 
     def encode(self) -> bytes:
         """The message's bytes."""
@@ -132,6 +144,15 @@ class AssignmentInfo:
     the tasks."""
     not_returning: frozenset[str] = frozenset()
     """The members that will not come back once they are away. Why here: the leader by then may be another."""
+    racks: Mapping[str, str] = field(default_factory=dict)
+    """The known racks, also of members that are away and have a place. Why here: as ``not_returning``."""
+    machines: Mapping[str, str] = field(default_factory=dict)
+    """The machines of members that are away and have a place."""
+
+    def location_of(self, member: str) -> Location:
+        """Where a member is, or was before it went away."""
+        machine = self.hosts[member].host if member in self.hosts else self.machines.get(member)
+        return Location(self.racks.get(member), machine)
 
     def tasks_of(self, member: str) -> tuple[frozenset[TaskId], frozenset[TaskId]]:
         """The active and the standby tasks of one member."""
@@ -179,6 +200,8 @@ class AssignmentInfo:
         names = sorted(
             {name for side in self._sides() for placement in side.values() for name in placement.members}
             | self.hosts.keys()
+            | self.racks.keys()
+            | self.machines.keys()
         )
         number = {name: i for i, name in enumerate(names)}
 
@@ -194,11 +217,13 @@ class AssignmentInfo:
             {
                 "generation": self.generation,
                 "fingerprint": self.fingerprint,
-                "members": [[name, *self.hosts.get(name, ("", 0))] for name in names],
+                # Older readers skip a host without a port.
+                "members": [[name, *self.hosts.get(name, (self.machines.get(name, ""), 0))] for name in names],
                 "actual": table(current),
                 "moving": table(moving),
                 "ordinals": self.ordinals,
                 "not_returning": sorted(self.not_returning),
+                "racks": [self.racks.get(name) for name in names] if self.racks else [],
             }
         )
 
@@ -222,6 +247,12 @@ class AssignmentInfo:
                 Assignment(current, {**current, **placements(document["moving"])}),
                 document.get("ordinals", {}),
                 frozenset(document.get("not_returning", ())),
+                {
+                    name: rack
+                    for name, rack in zip(names, document.get("racks", ()), strict=False)
+                    if rack is not None
+                },
+                {name: host for name, host, port in document["members"] if host and not port},
             )
 
     def _sides(self) -> tuple[Mapping[TaskId, Placement], Mapping[TaskId, Placement]]:

@@ -5,10 +5,12 @@ It depends only on the members, absent ones included, and is its own fixpoint.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import itertools
+from collections import Counter
 from collections.abc import Mapping
 
 from forebay.task_ids import TaskId
+from forebay_worker.group.augmenting_path import AugmentingPaths
 from forebay_worker.group.placement import AssignmentPolicy, Copies, Member, Placement
 from forebay_worker.group.quotas import Demand, Quota, plan_quotas
 
@@ -58,9 +60,8 @@ def _fill(quota: Quota, members: Mapping[str, Member], demand: Demand) -> dict[T
             while len(names) < demand.per_task and (name := choose(task, names, room, demand)) is not None:
                 _use(room, name, demand)
                 names.append(name)
-    for task, names in placed.items():
-        while len(names) < demand.per_task:
-            _squeeze_in(task, placed, room, members, demand)
+    if any(len(names) < demand.per_task for names in placed.values()):
+        _squeeze_in(placed, room, members, demand)
     if demand.racks:
         _spread(placed, demand)
     return {task: tuple(names) for task, names in placed.items()}
@@ -136,53 +137,40 @@ def _any_with_room(task: TaskId, names: list[str], room: _Room, demand: Demand) 
 
 
 def _squeeze_in(
-    task: TaskId, placed: dict[TaskId, list[str]], room: _Room, members: Mapping[str, Member], demand: Demand
+    placed: dict[TaskId, list[str]], room: _Room, members: Mapping[str, Member], demand: Demand
 ) -> None:
-    """Give a task one more replica although all members with room have it: others pass theirs on, in a chain."""
-    for moving in (False, True):
-        handed_over, giver = _givers(task, placed, room, demand, moving=moving)
-        name = _any_with_room(giver, placed[giver], room, demand)
-        if name is not None:
-            _use(room, name, demand)
-            _pass_on(task, giver, name, handed_over, placed)
-            return
-    # Replicas on distinct members come before balance.
-    use = Counter(name for names in placed.values() for name in names)
-    refused = demand.refused(task, placed[task])
-    placed[task].append(min(members.keys() - refused, key=lambda name: (use[name], name)))
+    """Give tasks the replicas they lack although all members with room have them: others pass theirs on."""
 
+    def room_for(task: TaskId) -> str | None:
+        return _any_with_room(task, placed[task], room, demand)
 
-def _givers(
-    task: TaskId, placed: dict[TaskId, list[str]], room: _Room, demand: Demand, *, moving: bool
-) -> tuple[dict[TaskId, tuple[TaskId, str]], TaskId]:
-    """The shortest chain to a task that can use the available room; unless ``moving``, held replicas stay."""
-    handed_over: dict[TaskId, tuple[TaskId, str]] = {}
-    queue = deque([task])
-    while queue:
-        taker = queue.popleft()
-        if _any_with_room(taker, placed[taker], room, demand) is not None:
-            return handed_over, taker
-        refused = demand.refused(taker, placed[taker])
-        for other, names in placed.items():
-            passed = set(names) - refused - set(() if moving else demand.held.get(other, ()))
-            if passed and other not in handed_over and other != task:
-                handed_over[other] = (taker, min(passed))
-                queue.append(other)
-    return handed_over, task
+    searches = [AugmentingPaths(placed, demand, moving=moving) for moving in (False, True)]
+    for task in [task for task, names in placed.items() for _ in range(demand.per_task - len(names))]:
+        chain = next((chain for paths in searches if (chain := paths.shortest(task, room_for))), None)
+        if chain is None:
+            # Replicas on distinct members come before balance.
+            use = Counter(name for names in placed.values() for name in names)
+            refused = demand.refused(task, placed[task])
+            chain = [(task, min(members.keys() - refused, key=lambda name: (use[name], name)))]
+        else:
+            _use(room, chain[0][1], demand)
+        _pass_on(chain, placed, searches)
 
 
 def _pass_on(
-    task: TaskId,
-    giver: TaskId,
-    gained: str,
-    handed_over: Mapping[TaskId, tuple[TaskId, str]],
-    placed: dict[TaskId, list[str]],
+    chain: list[tuple[TaskId, str]], placed: dict[TaskId, list[str]], searches: list[AugmentingPaths]
 ) -> None:
-    while giver != task:
-        taker, given = handed_over[giver]
+    """Give each task of a chain what it gains, in place of what the next one gains from it."""
+    for paths in searches:
+        for task, _ in chain:
+            paths.remove(task)
+    for (giver, gained), (_, given) in itertools.pairwise(chain):
         placed[giver][placed[giver].index(given)] = gained
-        giver, gained = taker, given
+    task, gained = chain[-1]
     placed[task].append(gained)
+    for paths in searches:
+        for task, _ in chain:
+            paths.add(task)
 
 
 def _spread(placed: dict[TaskId, list[str]], demand: Demand) -> None:

@@ -151,9 +151,11 @@ def test_an_unknown_writer_is_not_retired(changelog, store):
         changelog.retire_writer(store.topic, "w")
     append(changelog, store, (b"a key", b"1"))
     beat(changelog, store, writer="v")
+    assert changelog.writers(store.topic) == {"v", "w"}
     with pytest.raises(ChangelogError, match=r"'typo' of .*; its writers are v, w"):
         changelog.retire_writer(store.topic, "typo")
     changelog.retire_writer(store.topic, "w")
+    assert changelog.writers(store.topic) == {"v"}
     with pytest.raises(ChangelogError, match=r"'w' of .*; its writers are v"):
         changelog.retire_writer(store.topic, "w")
 
@@ -169,13 +171,23 @@ def test_a_log_knows_its_queries_and_their_newest_heartbeat(changelog, store):
     assert changelog.last_heartbeat(store.topic, "w") == Heartbeat(1, "second", 1)
     assert [has_written("w", query) for query in ("q", "second", "third")] == [True, True, False]
     assert has_written("another", "q") is False
-    assert not changelog.has_retired(store.topic, "w")
     changelog.retire_writer(store.topic, "w")
-    assert changelog.has_retired(store.topic, "w")
     assert has_written("w", "q") is not False, "its rows may still be there"
     assert changelog.last_heartbeat(store.topic, "w") is None
     changelog.reset(store)
     assert has_written("w", "q") is False
+
+
+def test_only_a_writer_retired_as_completed_has_completed(changelog, store):
+    assert not changelog.has_completed(store.topic, "w")
+    for completed in (False, True):
+        beat(changelog, store)
+        assert not changelog.has_completed(store.topic, "w")
+        changelog.retire_writer(store.topic, "w", completed=completed)
+        assert changelog.has_completed(store.topic, "w") is completed
+    assert not changelog.has_completed(store.topic, "another")
+    changelog.reset(store)
+    assert not changelog.has_completed(store.topic, "w")
 
 
 def test_a_reset_log_is_another_and_is_written_on(changelog, store):

@@ -79,6 +79,27 @@ def test_a_key_that_is_no_text_is_refused():
         placed([b"good", b"\xff"])
 
 
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        ({"window": "visit"}, r"null window or session \(column 'visit'\)"),
+        ({"latest_by": "n"}, r"null order \(column 'n'"),
+    ],
+)
+def test_a_row_without_the_end_of_its_key_is_refused(columns, what):
+    """The end is the times of its window, or its order."""
+    import pyarrow as pa
+
+    from forebay.changelog.sqlite.log_file import WriteRefused
+    from forebay.spark.executor import KeyColumns, place_rows
+
+    key_columns = KeyColumns(("k",), as_json=False, suffix=True, as_text=True, **columns)
+    members = {"key": [b"a", b"b"], "suffix": [b"12345678", None], "value": [b"1", b"2"]}
+    arrays = {name: pa.array(values, pa.binary()) for name, values in members.items()}
+    with pytest.raises(WriteRefused, match=f"^1 rows of this task have a {what}"):
+        list(place_rows(key_columns, 2, None, 0)([pa.RecordBatch.from_pydict(arrays)]))
+
+
 @pytest.mark.parametrize("missing", [True, False])
 def test_a_log_that_cannot_be_written_is_named(target, missing):
     from forebay.changelog.sqlite.log_file import WriteRefused
@@ -88,7 +109,7 @@ def test_a_log_that_cannot_be_written_is_named(target, missing):
     path.unlink()
     if not missing:
         path.write_bytes(b"not a database" * 100)
-    with pytest.raises(WriteRefused, match=r"0\.db cannot be written"):
+    with pytest.raises(WriteRefused, match=r"0\.db cannot be written: .* writing to it for 120 seconds\?"):
         list(write_rows(target)(placed([b"k%d" % n for n in range(20)])))
 
 

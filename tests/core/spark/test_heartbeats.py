@@ -27,7 +27,7 @@ def test_only_each_querys_newest_heartbeat_waits():
         go_on.wait(10)
         written.append((query, as_of_ms))
 
-    listener = HeartbeatListener(beat, lambda: None)
+    listener = HeartbeatListener(beat, lambda query_id: None)
     for at_ms in range(1_000, 6_000, 1_000):
         for query in ("a", "b"):
             listener.onQueryIdle(idle(query, at_ms))
@@ -46,7 +46,7 @@ def test_failed_heartbeat_blocks_no_other():
         if len(written) == 1:
             raise OSError("the log is away")
 
-    listener = HeartbeatListener(beat, lambda: None)
+    listener = HeartbeatListener(beat, lambda query_id: None)
     for at_ms in (1_000, 2_000):
         listener.onQueryIdle(idle("a", at_ms))
         wait_until(lambda: written[-1:] == [at_ms], "a heartbeat")  # noqa: B023
@@ -64,7 +64,7 @@ def test_a_heartbeat_that_keeps_failing_is_reported_once(caplog):
         if as_of_ms == 5_000:
             raise OSError("the log is away")
 
-    listener = HeartbeatListener(beat, lambda: None)
+    listener = HeartbeatListener(beat, lambda query_id: None)
     for at_ms in range(1_000, 6_000, 1_000):
         listener.onQueryIdle(idle("a", at_ms))
         wait_until(lambda: tried[-1:] == [at_ms], "a heartbeat")  # noqa: B023

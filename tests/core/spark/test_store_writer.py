@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from forebay.changelog.sqlite.batches import append_batch
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.errors import SinkError
+from forebay.changelog.sqlite.log_file import WriteRefused
+from forebay.errors import BatchConflict, SinkError
 from forebay.task_ids import TopicPartition
 from forebay.topology_file import parse_topology
 
@@ -27,15 +29,15 @@ def changelog(tmp_path: Path) -> SqliteChangelog:
 
 @pytest.fixture
 def run(changelog: SqliteChangelog) -> Any:
-    """A run of a query that writes both stores, and its log."""
+    """A run of a query that writes both stores."""
     from forebay.spark.query_runs import QueryRun
     from forebay.spark.store_writer import SinkLog, StoreWriter
 
-    log, run = SinkLog(changelog), QueryRun("q", "r")
+    log, run = SinkLog(changelog, ()), QueryRun("q", "r")
     for spec in parse_topology(TOPOLOGY).stores.values():
         writer = StoreWriter(log, spec, "w")
         run.writers[writer.output] = writer
-    return run, log
+    return run
 
 
 def as_ofs(changelog: SqliteChangelog, store: str) -> list[int | None]:
@@ -50,15 +52,14 @@ def test_store_lacking_a_batch_gets_older_heartbeats_only(changelog, run):
     """Heartbeats of later batches are written again once the store has the batch."""
     from forebay.spark.store_writer import beat_run
 
-    query_run, log = run
-    first = next(iter(query_run.writers))
-    query_run.failed[first] = 3
+    first = next(iter(run.writers))
+    run.failed[first] = 3
     for as_of_ms, batch_id in ((1_000, 2), (2_000, 3), (3_000, 4), (4_000, -1)):
-        beat_run(query_run, log, as_of_ms, batch_id)
+        beat_run(run, as_of_ms, batch_id)
     assert as_ofs(changelog, "first") == [1_000]
     assert as_ofs(changelog, "second") == [1_000, 2_000, 3_000, 4_000]
-    del query_run.failed[first]
-    beat_run(query_run, log, 5_000, -1)
+    del run.failed[first]
+    beat_run(run, 5_000, -1)
     assert as_ofs(changelog, "first") == [1_000, 5_000]
 
 
@@ -67,18 +68,61 @@ def test_available_now_heartbeat_is_no_newer_than_its_start(changelog, run, limi
     """A query that reads its sources' latest offsets once, at its start, is no newer than that."""
     from forebay.spark.store_writer import beat_run
 
-    query_run, log = run
-    query_run.as_of_limit_ms = limit_ms
-    beat_run(query_run, log, 2_000, 0)
+    run.as_of_limit_ms = limit_ms
+    beat_run(run, 2_000, 0)
     assert as_ofs(changelog, "first") == [expected]
+
+
+def test_idle_run_that_holds_records_back_gets_no_heartbeat(changelog, run):
+    """Records may wait at its source for up to `maxTriggerDelay`."""
+    from forebay.spark.store_writer import beat_run
+
+    run.holds_records_back = True
+    for as_of_ms, batch_id in ((1_000, 0), (2_000, -1), (3_000, 1), (4_000, -1)):
+        beat_run(run, as_of_ms, batch_id)
+    assert as_ofs(changelog, "first") == [1_000, 3_000]
+
+
+def test_partition_lost_under_a_query_refuses_it_for_good(tmp_path):
+    """Nothing of the query is written there until its operator consents."""
+    from forebay.spark.store_writer import SinkLog, StoreWriter
+
+    stores = {"application_id": "t", "subtopology": [{"name": "all", "partitions": 2, "store": STORES[:1]}]}
+    (spec,) = parse_topology(stores).stores.values()
+    changelog = SqliteChangelog(tmp_path)
+    changelog.ensure(spec)
+    writer = StoreWriter(SinkLog(changelog, ()), spec, "w")
+    writer.beat("q", None, 0)
+    noted = writer.identities("q")
+    path = changelog.path(TopicPartition(spec.topic, 1))
+    for part in tmp_path.glob(f"{spec.topic}/1.db*"):
+        part.unlink()
+    SqliteChangelog(tmp_path).ensure(spec)
+    names = {"writer": "w", "query_id": "q"}
+    with pytest.raises(SinkError, match="partition 1 of the log 't-first-changelog' was lost and recreated while"):
+        writer.check_continuity("q", continued=True)
+    # Where it happens between the check and the write.
+    with pytest.raises(BatchConflict, match=r"1\.db was lost and recreated"):
+        changelog.append_heartbeat(spec.topic, **names, value=b"{}", identities=noted)
+    with pytest.raises(WriteRefused, match=r"1\.db was lost and recreated"):
+        append_batch(path, [(b"a", b"1", 0)], **names, batch_id=1, write_name="w", identity=noted[1])
+
+    def started_again(begins_here: bool = False) -> StoreWriter:
+        again = StoreWriter(SinkLog(SqliteChangelog(tmp_path), ()), spec, "w", begins_here)
+        again.check_continuity("q", continued=True)
+        return again
+
+    with pytest.raises(SinkError, match="has nothing of it under the writer 'w'"):
+        started_again()
+    started_again(begins_here=True).beat("q", None, 1)
+    started_again().beat("q", None, 1)
 
 
 def test_reset_log_does_not_stop_other_stores_heartbeats(changelog, run):
     from forebay.spark.store_writer import beat_run
 
-    query_run, log = run
-    beat_run(query_run, log, 1_000, 0)
+    beat_run(run, 1_000, 0)
     changelog.reset(parse_topology(TOPOLOGY).stores["first"])
     with pytest.raises(SinkError, match="first: the log 't-first-changelog' was reset or replaced while query q"):
-        beat_run(query_run, log, 2_000, 1)
+        beat_run(run, 2_000, 1)
     assert (as_ofs(changelog, "first"), as_ofs(changelog, "second")) == ([], [1_000, 2_000])

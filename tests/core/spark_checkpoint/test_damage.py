@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,26 @@ def test_a_snapshot_that_cannot_be_read_is_passed_over(copied, name, pattern):
     assert files
     for file in files:
         file.write_bytes(file.read_bytes()[:-9])
+    assert snapshot(path, LAST) == whole
+
+
+@pytest.mark.parametrize(
+    "name", ["aggregation-changelog", "aggregation-format2", "aggregation-format2_rocksdb", "ledger-format2"]
+)
+@pytest.mark.parametrize("kept", [1, 2])
+@pytest.mark.parametrize("damaged", ["", "*.zip"])
+def test_snapshot_is_read_without_its_commit(written, tmp_path, name, kept, damaged):
+    """Spark keeps the files that later versions need, but not the commits that name them. The changelogs since the
+    snapshot have its id, and those before it lead to an earlier one."""
+    path = Path(shutil.copytree(written.path(name), tmp_path / name))
+    whole = snapshot(path, LAST)
+    for batch in range(LAST - kept):
+        (path / f"commits/{batch}").unlink()
+    if damaged and name != "aggregation-format2_rocksdb":
+        newest = max(
+            (path / PARTITION).glob(damaged), key=lambda file: int(file.name.partition("_")[0].split(".")[0])
+        )
+        newest.write_bytes(newest.read_bytes()[:-9])
     assert snapshot(path, LAST) == whole
 
 

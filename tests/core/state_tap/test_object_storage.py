@@ -7,6 +7,7 @@ import pytest
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.spark_checkpoint import Checkpoint
 from forebay.state_tap.store_tap import StoreTap
+from tests.support.cluster import wait_until
 from tests.support.object_store import UploadedQuery
 from tests.support.running_query import content, store
 
@@ -46,5 +47,25 @@ def test_a_batch_is_followed_without_a_list(object_store, uploaded, name, spec, 
     tap.follow(1)
     requested = Counter(request.operation for request in object_store.requests(name))
     partitions = 2
-    assert requested == {"HEAD": 7 + partitions, "GET": 6 + partitions}
+    assert requested == {"HEAD": 9 + partitions, "GET": 6 + partitions}
     assert content(changelog, spec)
+    assert checkpoint.is_unchanged(1)
+    assert [(request.operation, request.key) for request in object_store.requests(name)] == [
+        ("HEAD", f"{name}/commits/1")
+    ]
+
+
+def test_batch_that_was_run_again_in_a_bucket_is_noticed(uploaded, tmp_path):
+    """Its commit has the same content. S3 keeps times in seconds."""
+    query, changelog = uploaded("aggregation-changelog"), SqliteChangelog(tmp_path)
+    changelog.ensure(COUNT)
+    query.end(0)
+    tap = StoreTap(Checkpoint.open(query.url), COUNT, changelog, lambda: NOW_MS)
+    tap.begin(0)
+    assert tap.has_batch()
+
+    def is_noticed() -> bool:
+        query.end(0)
+        return not tap.has_batch()
+
+    wait_until(is_noticed, "another time of the commit")

@@ -4,14 +4,17 @@ import itertools
 import json
 import math
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from forebay.changelog import Heartbeat
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ChangelogError, ChangelogUnreachable, TopologyError
-from forebay.spark_checkpoint.errors import StateUnsupported
+from forebay.spark_checkpoint import Checkpoint
+from forebay.spark_checkpoint.errors import StateUnsupported, VersionPurged
 from forebay.state_tap.store_tap import StoreTap
 from tests.support.running_query import RunningQuery, content, records, store
 
@@ -398,7 +401,133 @@ def test_first_copy_is_marked_as_filling(spark_4_0, changelog, tapped):
     query.end(1)
     tap.follow(1)
     tap.copy(1, "the test wants it")
-    assert filling == [True, False, False, False]
+    assert filling == [True, False, False, False, False]
+
+
+def written_by(changelog: SqliteChangelog, spec: Any, writer: str, key: bytes) -> None:
+    """A row of another writer, such as a sink or a fill."""
+    rows = {spec.partition_of(key): [(key, b'{"count":1}')]}
+    heartbeat = Heartbeat(None, writer, 0).value()
+    changelog.append_batch(spec.topic, writer=writer, query_id=writer, batch_id=0, rows=rows, heartbeat=heartbeat)
+
+
+def test_no_copy_deletes_what_others_have_written(spark_4_0, changelog, tapped):
+    """Neither while they write, nor what they leave, unless that is asked for."""
+    spec = store(spark_state={"fields": AGGREGATES[:1]})
+    query, tap = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    written_by(changelog, spec, "nl", b"nl-1")
+    with pytest.raises(ChangelogError, match=r"also written by nl.* forebay changelog retire-writer tapped"):
+        tap.begin(0)
+    changelog.retire_writer(spec.topic, "nl")
+    with pytest.raises(ChangelogError, match=r"has rows that 'tapped' has not written.* changelog reset tapped"):
+        tap.begin(0)
+    assert content(changelog, spec) == {'"nl-1"': {"count": 1}}
+    assert changelog.last_heartbeat(spec.topic, "tapped") is None
+    taking = StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS, take_over=True)
+    taking.begin(0)
+    assert '"nl-1"' not in content(changelog, spec)
+    written_by(changelog, spec, "de", b"de-1")
+    with pytest.raises(ChangelogError, match="also written by de"):
+        taking.copy(0, "the test wants it")
+    assert content(changelog, spec)['"de-1"'] == {"count": 1}
+
+
+def test_copy_that_keeps_keys_keeps_those_of_others(spark_4_0, changelog, tapped):
+    """The log had no state of this query before, so that until it has, no key is missing for sure."""
+    spec = store(spark_state={"fields": AGGREGATES[:1], "on_removal": "keep"})
+    query, tap = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    written_by(changelog, spec, "nl", b"nl-1")
+    seen = []
+    append = changelog.append_batch
+    changelog.append_batch = lambda *args, **named: (seen.append(named["heartbeat"]), append(*args, **named))[1]
+    tap.begin(0)
+    assert content(changelog, spec)['"nl-1"'] == {"count": 1}
+    assert len(content(changelog, spec)) > 1
+    assert [Heartbeat.parse(value).filling for value in seen] == [True, False]
+
+
+def test_copy_claims_its_name_before_it_reads_the_log(spark_4_0, changelog, tapped):
+    """A tap that still runs elsewhere would write behind what was read: the copy would not know its keys."""
+    spec = SPECS["aggregation"]
+    query, first = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    first.begin(0)
+    last = query.end_all()
+    refused = []
+
+    class Watched(SqliteChangelog):
+        def consumer(self, *, replay: bool = False) -> Any:
+            with pytest.raises(ChangelogError, match="Two queries write as 'tapped'"):
+                first.follow(1)
+            refused.append(True)
+            return super().consumer(replay=replay)
+
+    second = StoreTap(query.checkpoint, spec, Watched(changelog.directory), lambda: NOW_MS)
+    second.copy(last, "the test wants it")
+    assert refused
+    expected = expected_of("aggregation", spark_4_0.expected("aggregation-default")[last])
+    assert same(content(changelog, spec), expected)
+
+
+@pytest.mark.parametrize("act", [lambda tap: tap.follow(1), lambda tap: tap.keep_log()], ids=["batch", "idle"])
+def test_log_that_is_reset_under_a_tap_is_filled_anew(spark_4_0, changelog, tapped, act):
+    """With what no batch changes any more. Until it is there, no key is missing for sure."""
+    spec = SPECS["aggregation"]
+    query, tap = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    tap.begin(0)
+    changelog.reset(spec)
+    query.end(1)
+    seen = []
+    append = changelog.append_batch
+    changelog.append_batch = lambda *args, **named: (seen.append(named["heartbeat"]), append(*args, **named))[1]
+    act(tap)
+    expected = expected_of("aggregation", spark_4_0.expected("aggregation-default")[1])
+    assert same(content(changelog, spec), expected)
+    assert [Heartbeat.parse(value).filling for value in seen] == [True, False]
+    first = changelog.last_heartbeat(spec.topic, spec.name)
+    StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS).begin(1)
+    assert changelog.last_heartbeat(spec.topic, spec.name) == first
+
+
+@pytest.mark.parametrize("lost", [{0}, {2}, {1, 2}])
+def test_lost_partitions_are_filled_by_the_next_start(spark_4_0, changelog, tapped, lost):
+    spec = SPECS["aggregation"]
+    query, tap = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    tap.begin(0)
+    before = content(changelog, spec)
+    for partition in lost:
+        for file in (changelog.directory / spec.topic).glob(f"{partition}.db*"):
+            file.unlink()
+    again = SqliteChangelog(changelog.directory)
+    again.ensure(spec)
+    assert content(again, spec) != before
+    seen = []
+    append = again.append_batch
+    again.append_batch = lambda *args, **named: (seen.append(named["heartbeat"]), append(*args, **named))[1]
+    StoreTap(query.checkpoint, spec, again, lambda: NOW_MS).begin(0)
+    assert content(again, spec) == before
+    assert [Heartbeat.parse(value).filling for value in seen] == [True, False]
+    last = again.last_heartbeat(spec.topic, spec.name)
+    StoreTap(query.checkpoint, spec, again, lambda: NOW_MS).begin(0)
+    assert again.last_heartbeat(spec.topic, spec.name) == last
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_position_of_an_earlier_version_is_continued(spark_4_0, changelog, tapped, members):
+    """Its lineage has fewer members: only those are compared."""
+    spec = SPECS["aggregation"]
+    query, tap = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    tap.begin(0)
+    last = changelog.last_heartbeat(spec.topic, spec.name)
+    earlier = replace(last, lineage="-".join(last.lineage.split("-")[:members]))
+    changelog.append_heartbeat(spec.topic, writer=spec.name, query_id=earlier.query_id, value=earlier.value())
+    StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS).begin(0)
+    assert changelog.last_heartbeat(spec.topic, spec.name) == earlier
 
 
 def test_a_query_that_was_set_back_is_copied_anew(spark_4_0, tmp_path, changelog, tapped):
@@ -435,6 +564,43 @@ def test_batch_repeated_under_its_number_is_copied_anew(spark_4_0, changelog, ta
     assert changelog.last_heartbeat(spec.topic, spec.name).query_id != first.query_id
 
 
+@pytest.mark.parametrize("name", ["aggregation-default", "aggregation-changelog"])
+def test_last_batch_that_was_run_again_is_copied_anew(written, name, changelog, tapped):
+    """In checkpoint format 1 it has the same plan and commit, but may have made other state: Spark writes the
+    commit anew."""
+    spec = SPECS["aggregation"]
+    query, tap = tapped(written, name, spec)
+    last = query.end_all()
+    tap.begin(last)
+    assert tap.has_batch()
+    first = changelog.last_heartbeat(spec.topic, spec.name)
+    StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS).begin(last)
+    assert changelog.last_heartbeat(spec.topic, spec.name) == first
+    query.run_again(last)
+    assert not tap.has_batch()
+    StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS).begin(last)
+    assert changelog.last_heartbeat(spec.topic, spec.name).query_id != first.query_id
+
+
+def test_batch_that_is_run_again_while_it_is_read_is_read_again(spark_4_0, changelog, tapped):
+    """What was read may be the state of either attempt."""
+    query, first = tapped(spark_4_0, "aggregation-default", SPECS["aggregation"])
+    query.end(0)
+    first.begin(0)
+    query.end(1)
+
+    def read() -> int:
+        if query.checkpoint.is_committed(1):
+            query.run_again(1)
+        return NOW_MS
+
+    tap = StoreTap(query.checkpoint, SPECS["aggregation"], changelog, read)
+    tap.begin(0)
+    assert tap.has_batch()
+    tap.follow(1)
+    assert not tap.has_batch()
+
+
 def test_changes_that_spark_has_purged_are_made_up_by_a_copy(spark_4_0, changelog, tapped):
     spec = SPECS["aggregation"]
     query, tap = tapped(spark_4_0, "aggregation-changelog", spec)
@@ -452,6 +618,66 @@ def test_changes_that_spark_has_purged_are_made_up_by_a_copy(spark_4_0, changelo
     assert tap.batch == last
     expected = expected_of("aggregation", spark_4_0.expected("aggregation-changelog")[last])
     assert same(content(changelog, spec), expected)
+
+
+def losing(query: RunningQuery, batches: list[int]) -> Checkpoint:
+    """A checkpoint of which Spark deletes the state that is read, once for each of the batches that it ends
+    meanwhile."""
+    checkpoint = query.checkpoint
+    snapshot, remaining = checkpoint.snapshot, iter(batches)
+
+    def lost(operator: int, partition: int, version: int, *named: Any) -> Any:
+        batch = next(remaining, None) if partition == 1 else None
+        if batch is not None:
+            query.end(batch)
+            raise VersionPurged(f"no {version}.delta")
+        return snapshot(operator, partition, version, *named)
+
+    checkpoint.snapshot = lost
+    return checkpoint
+
+
+def test_copy_that_loses_its_batch_goes_on_with_the_newest(spark_4_0, changelog, tapped, caplog):
+    """Of the first attempt, half is in the log."""
+    spec = SPECS["aggregation"]
+    query, _ = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    tap = StoreTap(losing(query, [1, 2]), spec, changelog, lambda: NOW_MS)
+    tap.begin(0)
+    assert tap.batch == 2
+    expected = expected_of("aggregation", spark_4_0.expected("aggregation-default")[2])
+    assert same(content(changelog, spec), expected)
+    assert "raise spark.sql.streaming.minBatchesToRetain" in caplog.text
+
+
+def test_comparison_that_loses_its_batch_goes_on_with_the_newest(spark_4_0, changelog, tapped):
+    """Of a query that keeps no changes, every batch is compared."""
+    spec, name = SPECS["aggregation"], "aggregation-rocksdb"
+    query, _ = tapped(spark_4_0, name, spec)
+    query.end(0)
+    checkpoint = query.checkpoint
+    tap = StoreTap(checkpoint, spec, changelog, lambda: NOW_MS)
+    tap.begin(0)
+    query.end(1)
+    tap.follow(1)
+    query.end(2)
+    checkpoint.snapshot = losing(query, [3]).snapshot
+    tap.follow(2)
+    assert tap.batch == 3
+    assert same(content(changelog, spec), expected_of("aggregation", spark_4_0.expected(name)[3]))
+
+
+def test_copies_that_are_always_lost_end_with_the_remedy(spark_4_0, changelog, tapped):
+    spec = SPECS["aggregation"]
+    query, _ = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    tap = StoreTap(losing(query, [1, 2, 3]), spec, changelog, lambda: NOW_MS)
+    with pytest.raises(VersionPurged, match=r"of 3 batches while it was copied: raise .*minBatchesToRetain"):
+        tap.begin(0)
+    query.end(4)
+    again = StoreTap(losing(query, [4]), spec, changelog, lambda: NOW_MS)
+    with pytest.raises(VersionPurged, match=r"^no 5\.delta"):
+        again.begin(4)
 
 
 def test_changed_field_declaration_rewrites_every_value(spark_4_0, changelog, tapped):

@@ -1,9 +1,12 @@
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from random import Random
+from types import FrameType
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -549,6 +552,40 @@ def test_the_nearest_copy_does_not_flap_while_lags_wobble(group: Group, data: st
     # One that was not the nearest to begin with may be given up once.
     assert all(len(list(itertools.groupby(names))) <= 2 for names in chosen.values())
     assert all(len(set(names)) == len(list(itertools.groupby(names))) for names in chosen.values())
+
+
+@pytest.mark.parametrize(
+    ("standbys", "members", "change"), [(1, 4, "leaves"), (2, 3, "joins"), (3, 4, "joins"), (4, 6, "leaves")]
+)
+def test_a_round_grows_linearly_with_one_subtopology(standbys: int, members: int, change: str) -> None:
+    """Where few members have room, most tasks hold a replica there already: others pass theirs on."""
+
+    def lines_of_a_round(partitions: int) -> int:
+        tasks = tuple(TaskId(0, partition) for partition in range(partitions))
+        group = Group(tasks, {name: Member(name) for name in names_of(members)}, AssignmentPolicy(standbys))
+        group = group.assigned().all_caught_up()
+        changed = group.without("worker-1") if change == "leaves" else group.having(Member("joiner"))
+        return lines_run(changed.assigned)
+
+    assert lines_of_a_round(400) < 5 * lines_of_a_round(100)
+
+
+def lines_run(action: Callable[[], object]) -> int:
+    """How many lines of Python an action runs, those of comprehensions included."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., object]:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    finally:
+        sys.settrace(before)
+    return lines
 
 
 # Racks ---------------------------------------------------------------------------------------------------------

@@ -32,6 +32,10 @@ OTHER_TOPOLOGY = parse_topology(
     {"application_id": "app", "subtopology": [{"name": "o", "partitions": 2, "store": [{"name": "o"}]}]}
 )
 
+WIDE_TOPOLOGY = parse_topology(
+    {"application_id": "app", "subtopology": [{"name": "w", "partitions": 50, "store": [{"name": "w"}]}]}
+)
+
 
 @dataclass
 class Group:
@@ -50,9 +54,10 @@ class Group:
         topology: Topology = TOPOLOGY,
         host: HostInfo | None = None,
         incarnation: int = 1,
+        rack: str | None = None,
     ) -> SimulatedWorker:
         worker = SimulatedWorker(name, incarnation, self.scheduler, self.judge, lambda: 100.0, topology)
-        worker.host = host or worker.host
+        worker.host, worker.rack = host or worker.host, rack
         if on_disk is not None:
             worker.offsets, worker.incarnation = dict(on_disk.offsets), on_disk.incarnation + 1
         self.workers.append(worker)
@@ -66,7 +71,10 @@ class Group:
 
     def settled(self, *names: str) -> list[SimulatedWorker]:
         """Workers that have shared out the tasks among them and caught up."""
-        workers = [self.start(name) for name in names]
+        return self.settle([self.start(name) for name in names])
+
+    def settle(self, workers: list[SimulatedWorker]) -> list[SimulatedWorker]:
+        """Wait until workers have shared out the tasks among them and caught up."""
         self.wait(lambda: served_by(*workers), INITIAL_MS + 3 * SESSION_MS)
         # Until the leader knows that they have caught up.
         self.pass_time(SESSION_MS)
@@ -146,6 +154,36 @@ def test_leavers_actives_move_at_once_and_return_with_it(group, leads):
     workers[workers.index(leaver)] = back
     group.wait(lambda: roles(*workers) == before, 2 * SESSION_MS)
     assert [worker.built for worker in workers] == [set(), set(), set()]
+
+
+@pytest.mark.parametrize("leads", [True, False], ids=["the leader", "a follower"])
+@pytest.mark.parametrize("by", ["rack", "machine"])
+def test_absence_in_uneven_racks_rebuilds_nothing(group, leads, by):
+    """Three workers are in one rack, or on one machine of the only rack. Who leads next still knows of which."""
+    racks = {"a": "left", "b": "left", "c": "right", "d": "left"}
+    workers = [
+        group.start(name, topology=WIDE_TOPOLOGY, rack=rack)
+        if by == "rack"
+        else group.start(name, topology=WIDE_TOPOLOGY, rack="zone", host=HostInfo(rack, ord(name)))
+        for name, rack in racks.items()
+    ]
+    group.settle(workers)
+    group.pass_time(REBUILD_MS)
+    leader = leader_of(*workers)
+    gone = (
+        leader
+        if leads
+        else next(worker for worker in workers[::-1] if worker is not leader and worker.name != "c")
+    )
+    assert gone.name != "c"
+    rest = [worker for worker in workers if worker is not gone]
+    held = [set(worker.offsets) for worker in rest]
+    for worker in rest:
+        worker.built.clear()
+    group.leave(gone)
+    group.pass_time(REBUILD_MS - SESSION_MS)
+    assert [worker.built for worker in rest] == [set(), set(), set()]
+    assert [set(worker.offsets) for worker in rest] == held
 
 
 def test_a_change_of_leaders_loses_no_absence(group):

@@ -12,7 +12,8 @@ from forebay.task_ids import TaskId
 from forebay.topology_file import parse_topology
 from forebay_worker.group.group_member import GroupMember, Inbox
 from forebay_worker.group.leader import GroupTimeouts
-from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
+from forebay_worker.group.member_health import MemberHealth
+from forebay_worker.group.messages import AssignmentInfo, Location, SubscriptionInfo
 from forebay_worker.group.placement import Assignment, Placement
 
 SESSION_MS, REBUILD_MS, INITIAL_MS = 6_000, 60_000, 3_000
@@ -154,11 +155,32 @@ def test_a_leader_that_led_before_counts_absences_anew(member):
 
 
 def test_where_the_backend_keeps_leases_they_count(member):
-    """Also those of members without a place, and of holders that it has forgotten already."""
-    gone_since = {"b": 1_000.0, "c": float("-inf"), "d": 1_000.0}
-    led = member.lead(inbox("abd", assignment(1), gone_since), REBUILD_MS)
-    assert led.absent.keys() == {"b", "d"}
-    assert member.lead(inbox("abd", assignment(1), gone_since), REBUILD_MS + 1_000).absent == {}
+    """Also those of members with copies but without a place, and of holders that it has forgotten already."""
+    gone_since = {"b": 1_000.0, "c": float("-inf"), "d": 1_000.0, "e": 1_000.0}
+    arrived = inbox("abde", assignment(1), gone_since)
+    copies = replace(subscription("d"), offsets={TASK: (1,)})
+    arrived = replace(arrived, subscriptions={**arrived.subscriptions, "d": copies})
+    assert member.lead(arrived, REBUILD_MS).absent.keys() == {"b", "d"}
+    assert member.lead(arrived, REBUILD_MS + 1_000).absent == {}
+
+
+@pytest.mark.parametrize(
+    ("last", "absent"),
+    [
+        ({}, {"c", "d"}),
+        ({"returns": False}, set()),
+        ({"health": MemberHealth.EVICTED}, set()),
+        ({"health": MemberHealth.DEGRADED}, {"c"}),
+    ],
+    ids=["returns", "does not return", "evicted", "degraded"],
+)
+def test_last_message_decides_whether_a_member_may_return(member, last, absent):
+    """It has copies. "c" has a place, "d" has none."""
+    messages = {name: replace(subscription(name), offsets={TASK: (1,)}, **last) for name in "cd"}
+    messages |= {name: subscription(name) for name in "ab"}
+    gone_since = dict.fromkeys("cd", 0.0)
+    led = member.lead(Inbox(messages, assignment(1), Generation(1, 1), gone_since=gone_since), 1_000)
+    assert led.absent.keys() == absent
 
 
 def test_holder_of_another_topology_counts_as_absent(member):
@@ -167,15 +189,14 @@ def test_holder_of_another_topology_counts_as_absent(member):
     other = {**members, "c": subscription("c", fingerprint="other", rack="left")}
     for now in (0, 10 * REBUILD_MS):
         led = member.lead(Inbox(other, assignment(1), Generation(1, 1)), now)
-        assert led.absent == {"c": "left"}
+        assert led.absent == {"c": Location("left", "c")}
         assert led.present.keys() == {"a", "b"}
 
 
-def test_the_rack_of_a_member_that_is_gone_is_remembered(member):
-    racks = {name: subscription(name, rack=f"rack of {name}") for name in "abc"}
-    member.lead(Inbox(racks, assignment(1), Generation(1, 1)), 0)
-    del racks["c"]
-    assert member.lead(Inbox(racks, assignment(1), Generation(1, 1)), 1).absent == {"c": "rack of c"}
+def test_previous_assignment_says_where_a_gone_member_was(member):
+    """A new leader on Kafka never saw its message."""
+    previous = replace(assignment(1, present="ab"), racks={"c": "left"}, machines={"c": "m1"})
+    assert member.lead(inbox("ab", previous), 1).absent == {"c": Location("left", "m1")}
 
 
 def test_a_group_without_an_assignment_waits_for_its_members(member):

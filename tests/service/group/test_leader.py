@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 
+import pytest
+
 from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.streams_metadata import Generation, HostInfo
 from forebay.task_ids import TaskId
 from forebay.topology_file import parse_topology
 from forebay_worker.group.leader import Leader
-from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
+from forebay_worker.group.messages import AssignmentInfo, Location, SubscriptionInfo
 from forebay_worker.group.placement import Assignment, AssignmentPolicy, Placement
 from forebay_worker.group.previous_assignment import assignment_to_continue, with_places_of
 from forebay_worker.state.offset_cache import CAUGHT_UP, INCOMPLETE
@@ -143,10 +145,40 @@ def test_workers_of_one_rack_differ_by_their_machines(tmp_path):
     }
     # One that is expected back is still where it was.
     del members["d"]
-    second = leader.next_assignment(members, {"d": "zone1"}, first, Generation(1, 2))
+    second = leader.next_assignment(members, {"d": first.location_of("d")}, first, Generation(1, 2))
     assert {placement_on(machines, placement) for placement in second.assignment.target.values()} == {
         frozenset({"left", "right"})
     }
+
+
+@pytest.mark.parametrize("rack", ["zone1", None], ids=["one rack", "no rack"])
+def test_next_leader_knows_where_an_absent_member_was(tmp_path, rack):
+    """In every generation until it is back or its place is given away, also after one by an older worker."""
+    topology = parse_topology(
+        {"application_id": "app", "subtopology": [{"name": "s", "partitions": 8, "store": [{"name": "a"}]}]}
+    )
+    changelog = SqliteChangelog(tmp_path)
+    changelog.ensure(topology.stores["a"])
+    members = {
+        name: SubscriptionInfo(name, 1, HostInfo(f"machine of {name}", 1), topology.fingerprint, rack=rack)
+        for name in "abc"
+    }
+
+    def round_of(present: str, previous: AssignmentInfo | None, number: int) -> AssignmentInfo | None:
+        absent = {name: previous.location_of(name) for name in members if name not in present} if previous else {}
+        info = Leader(topology, changelog, AssignmentPolicy(num_standby_replicas=1)).next_assignment(
+            {name: members[name] for name in present}, absent, previous, Generation(1, number)
+        )
+        return None if info is None else AssignmentInfo.decode(info.encode())
+
+    by_older = replace(round_of("abc", None, 1), racks={})
+    info = round_of("abc", by_older, 2)
+    assert (info is None) == (rack is None), "it is known by now"
+    info = round_of("ab", info or by_older, 3)
+    for number in (4, 5):
+        assert info.location_of("c") == members["c"].location
+        info = round_of("ab" if number == 5 else "a", info, number)
+    assert info.location_of("c") == members["c"].location
 
 
 def test_place_of_a_non_returning_member_is_given_away(tmp_path):
@@ -166,7 +198,7 @@ def test_place_of_a_non_returning_member_is_given_away(tmp_path):
     # The next leader knows of it what the last assignment says.
     next_leader = Leader(topology, changelog, AssignmentPolicy(num_standby_replicas=1))
     second = next_leader.next_assignment(
-        left, {"beside": None}, AssignmentInfo.decode(first.encode()), Generation(1, 2)
+        left, {"beside": Location()}, AssignmentInfo.decode(first.encode()), Generation(1, 2)
     )
     assert {frozenset(placement.members) for placement in second.assignment.target.values()} == {
         frozenset({"a", "b"})
@@ -174,7 +206,7 @@ def test_place_of_a_non_returning_member_is_given_away(tmp_path):
     # Once it joins as one that comes back, its place is kept.
     back = {**members, "beside": replace(members["beside"], returns=True)}
     third = next_leader.next_assignment(back, {}, first, Generation(1, 2))
-    fourth = next_leader.next_assignment(left, {"beside": None}, third, Generation(1, 3))
+    fourth = next_leader.next_assignment(left, {"beside": Location()}, third, Generation(1, 3))
     assert any("beside" in placement.members for placement in fourth.assignment.target.values())
 
 

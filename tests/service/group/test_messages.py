@@ -71,6 +71,8 @@ def assignments(draw: st.DrawFn) -> AssignmentInfo:
         dict(zip(present, addresses, strict=True)),
         Assignment(current, target),
         not_returning=frozenset(draw(st.sets(st.sampled_from(present)))),
+        racks=draw(st.dictionaries(st.sampled_from(everyone), names)),
+        machines={name: draw(names) for name in everyone if name not in present},
     )
 
 
@@ -132,6 +134,8 @@ def test_the_same_assignment_has_the_same_bytes(info):
             dict(reversed(info.assignment.current.items())), dict(reversed(info.assignment.target.items()))
         ),
         not_returning=frozenset(sorted(info.not_returning, reverse=True)),
+        racks=dict(reversed(info.racks.items())),
+        machines=dict(reversed(info.machines.items())),
     )
     assert backwards.encode() == info.encode()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from confluent_kafka import KafkaException
 
@@ -16,7 +16,7 @@ from forebay.changelog.kafka.librdkafka_fetcher import LibrdkafkaFetcher
 from forebay.changelog.kafka.superseded_records import append_tombstones
 from forebay.changelog.kafka.topics import KafkaTopics, passes
 from forebay.changelog.kafka.url import KafkaUrl
-from forebay.changelog.kafka.writer_ownership import has_retired, has_written, last_heartbeat
+from forebay.changelog.kafka.writer_ownership import has_completed, has_written, known_writers, last_heartbeat
 from forebay.errors import ChangelogError, ChangelogUnreachable
 from forebay.output import quantity
 from forebay.store_spec import StoreSpec
@@ -53,6 +53,11 @@ class KafkaChangelog:
         """The topic's id; raises ``TopicMissing`` and ``ChangelogUnreachable``."""
         return self._topics.describe(topic).identity
 
+    def identities(self, topic: str) -> dict[int, str]:
+        """The topic's id for each partition; raises ``TopicMissing`` and ``ChangelogUnreachable``."""
+        description = self._topics.describe(topic)
+        return dict.fromkeys(range(description.partitions), description.identity)
+
     def consumer(self, *, replay: bool = False) -> Consumer:
         """A new reader; for a ``replay`` it reads one partition at a time, further ahead."""
         if not replay or self.kafka.only_librdkafka:
@@ -66,8 +71,16 @@ class KafkaChangelog:
         """The current ends for read-committed readers; partitions that cannot be reached are left out."""
         return self._topics.end_offsets(topic_partitions)
 
-    def append_heartbeat(self, topic: str, *, writer: str, query_id: str, value: bytes) -> dict[int, int]:
-        """Append a heartbeat to every partition; see ``Changelog``."""
+    def append_heartbeat(
+        self,
+        topic: str,
+        *,
+        writer: str,
+        query_id: str,
+        value: bytes,
+        identities: Mapping[int, str] | None = None,
+    ) -> dict[int, int]:
+        """Append a heartbeat to every partition, none of which is lost alone; see ``Changelog``."""
         with self._writing(topic, writer) as queries:
             if query_id not in queries:
                 _supersede(queries)
@@ -88,7 +101,8 @@ class KafkaChangelog:
         with self._writing(topic, writer) as queries:
             if query_id not in queries:
                 _supersede(queries)
-                queries[query_id] = HeartbeatWriter(self.kafka, topic, writer, query_id, BATCH_TIMEOUT_MS)
+                queries[query_id] = HeartbeatWriter(self.kafka, topic, writer, query_id)
+            queries[query_id].ensure_timeout(BATCH_TIMEOUT_MS)
             return queries[query_id].append(self._partitions[topic], heartbeat, rows)
 
     def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
@@ -112,19 +126,30 @@ class KafkaChangelog:
         with _reading_heartbeats(topic, writer):
             return has_written(self.kafka, topic, writer, query_id)
 
-    def has_retired(self, topic: str, writer: str) -> bool:
-        """Whether the log still shows that a writer was retired; see ``Changelog``."""
+    def has_completed(self, topic: str, writer: str) -> bool:
+        """Whether the log still shows that a writer was retired as completed; see ``Changelog``."""
         with _reading_heartbeats(topic, writer):
-            return has_retired(self.kafka, topic, writer)
+            return has_completed(self.kafka, topic, writer)
 
     def ensure_group(self, application_id: str) -> str:
         """Create the topic of a worker group's assignments unless it is there; returns its name."""
         return self._topics.ensure_assignments(application_id)
 
-    def retire_writer(self, topic: str, writer: str) -> None:
-        """Remove a writer that is gone for good from the store's age."""
-        writing = HeartbeatWriter(self.kafka, topic, writer, None)
+    def writers(self, topic: str) -> set[str]:
+        """The writers of a topic; see ``Changelog``."""
+        with _reading_heartbeats(topic, "all writers"):
+            known = known_writers(self.kafka, topic, most_offsets=None)
+        if known is None:
+            raise ChangelogError(f"The topic {topic!r} may not be read, so its writers are not known: permit it.")
+        return known
+
+    def retire_writer(self, topic: str, writer: str, *, completed: bool = False) -> None:
+        """Remove a writer that is gone for good from the store's age; see ``Changelog``."""
+        writing = HeartbeatWriter(self.kafka, topic, writer, None, completed=completed)
         writing.append(self._topics.describe(topic).partitions, None)
+        with self._lock:
+            # What wrote under the name here is fenced now.
+            self._writers.pop((topic, writer), None)
 
     def compact(
         self,

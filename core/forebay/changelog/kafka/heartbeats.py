@@ -13,7 +13,7 @@ from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.topics import passes
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.kafka.writer_ownership import known_writers, take_ownership
-from forebay.changelog.record_headers import HEARTBEAT_HEADER
+from forebay.changelog.record_headers import COMPLETED_HEADER, HEARTBEAT_HEADER
 from forebay.clock import boot_ms
 from forebay.errors import BatchConflict, ChangelogError, ChangelogUnreachable
 
@@ -31,7 +31,8 @@ class HeartbeatWriter:
 
     The first heartbeat fences an earlier ``HeartbeatWriter`` of the same topic and writer, whose next heartbeat
     raises ``BatchConflict``. So does the first heartbeat of a query that another superseded, even after a restart,
-    since the topic records that. ``query_id`` is None if it only retires the writer.
+    since the topic records that. ``query_id`` is None if it only retires the writer, as ``completed`` if that has
+    written all that it had to.
     """
 
     def __init__(
@@ -40,13 +41,16 @@ class HeartbeatWriter:
         topic: str,
         writer: str,
         query_id: str | None,
-        timeout_ms: int = _TRANSACTION_TIMEOUT_MS,
+        *,
+        completed: bool = False,
     ) -> None:
-        self._timeout_ms = timeout_ms
+        self._timeout_ms = _TRANSACTION_TIMEOUT_MS
         self._topic = topic
         self._writer = writer
         self._query_id = query_id
         self._headers: list[tuple[str, str | bytes | None]] = [(HEARTBEAT_HEADER, b"")]
+        if completed:
+            self._headers.append((COMPLETED_HEADER, b""))
         self._producer: Producer | None = None
         self._url = url
         self._superseded: BatchConflict | None = None
@@ -94,9 +98,27 @@ class HeartbeatWriter:
                 )
             producer.commit_transaction(self._timeout_ms / 1000)
         except KafkaException as error:
+            kafka_error, took_ms = failures[0] if failures else error.args[0], boot_ms() - begun_boot_ms
+            if kafka_error.code() == KafkaError._FATAL:
+                kafka_error = self._reason_of_fatal(kafka_error)
             self.close()
-            raise self._translated(failures[0] if failures else error.args[0], boot_ms() - begun_boot_ms) from None
+            raise self._translated(kafka_error, took_ms) from None
         return ends
+
+    def ensure_timeout(self, timeout_ms: int) -> None:
+        """Give transactions at least this long, from the next one on."""
+        if self._timeout_ms < timeout_ms:
+            self._timeout_ms = timeout_ms
+            self.close()
+
+    def _reason_of_fatal(self, kafka_error: KafkaError) -> KafkaError:
+        """Why nothing more can be produced: only what concerns the transaction says so."""
+        assert self._producer is not None
+        try:
+            self._producer.abort_transaction(_TIMEOUT_S)
+        except KafkaException as error:
+            kafka_error = error.args[0]
+        return kafka_error
 
     def _produce(self, **message: Any) -> None:
         """Queue a message; waits while the queue is full. Raises ``KafkaException``."""

@@ -18,7 +18,7 @@ from forebay.changelog.kafka.client_close import close
 from forebay.changelog.kafka.client_log import CLIENT_LOG
 from forebay.changelog.kafka.topics import ELECTING
 from forebay.changelog.kafka.url import KafkaUrl
-from forebay.changelog.record_headers import SUPERSEDED_HEADER
+from forebay.changelog.record_headers import COMPLETED_HEADER, SUPERSEDED_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -67,21 +67,24 @@ def has_written(url: KafkaUrl, topic: str, writer: str, query_id: str) -> bool |
     return None if claimed is None else query_id in (claimed.query_id, *claimed.superseded)
 
 
-def has_retired(url: KafkaUrl, topic: str, writer: str) -> bool:
-    """Whether the last heartbeat of a writer that the topic has is its tombstone. Raises ``KafkaException``."""
+def has_completed(url: KafkaUrl, topic: str, writer: str) -> bool:
+    """Whether the last heartbeat of a writer that the topic has says that it has completed.
+
+    Raises ``KafkaException``.
+    """
     last = _last_heartbeat(url, topic, writer).heartbeat
-    return last is not None and last.value() is None
+    return last is not None and COMPLETED_HEADER in dict(last.headers() or ())
 
 
-def known_writers(url: KafkaUrl, topic: str) -> set[str] | None:
-    """The writers that are not retired; None if the topic may not be read, or is too long to be read for this.
+def known_writers(url: KafkaUrl, topic: str, *, most_offsets: int | None = _SEARCH_DEPTHS[-1]) -> set[str] | None:
+    """The writers that are not retired; None if the topic may not be read, or is longer than ``most_offsets``.
 
     Raises ``KafkaException``.
     """
     try:
         with _consumer(url) as consumer:
             beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
-            if end - beginning > _SEARCH_DEPTHS[-1]:
+            if most_offsets is not None and end - beginning > most_offsets:
                 return None
             found = _last_heartbeats(consumer, TopicPartition(topic, 0, beginning))
     except KafkaException as error:

@@ -10,10 +10,17 @@ import hashlib
 import itertools
 import sqlite3
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from forebay.changelog.sqlite.checksums import with_checksums
-from forebay.changelog.sqlite.log_file import INSERT_INTO, WriteRefused, connect, prepare_to_write, transaction
+from forebay.changelog.sqlite.log_file import (
+    INSERT_INTO,
+    WriteRefused,
+    check_identity,
+    connect,
+    prepare_to_write,
+    transaction,
+)
 from forebay.changelog.sqlite.writers import claim_writer
 
 _BATCHES_KEPT = 64
@@ -22,6 +29,16 @@ _AT_ONCE = 50
 """Rows of one statement: SQLite takes a quarter less time for them than row by row."""
 _PARAMETERS = 5
 """Those of a row in such a statement."""
+
+
+class WrittenBatch(NamedTuple):
+    """What a partition has of a batch, or would have."""
+
+    row_count: int
+    next_offset: int
+    """The partition's next offset after them."""
+    is_new: bool
+    """Whether the rows were appended. False if an earlier attempt has written the same ones."""
 
 
 def append_batch(
@@ -33,17 +50,22 @@ def append_batch(
     batch_id: int,
     write_name: str,
     timed: bool = False,
-) -> tuple[int, int]:
+    dry_run: bool = False,
+    is_fill: bool = False,
+    identity: str | None = None,
+) -> WrittenBatch:
     """Append a micro-batch's rows ``(key, value, timestamp_ms)`` and its marker in one transaction.
 
     A batch that was already written is compared with its marker and skipped. Different rows take its place if it
     is the query's newest batch and no key of it is missing among them; otherwise they raise ``WriteRefused``, also
-    where the first attempt wrote none: they would come after those of newer batches.
-    Returns the number of rows and the partition's next offset after them. ``timed`` rows have their own
-    timestamps, as versions do; others have that of the attempt, which a repeat need not match.
+    where the first attempt wrote none: they would come after those of newer batches. ``timed`` rows have their own
+    timestamps, as versions do; others have that of the attempt, which a repeat need not match. A ``dry_run`` does
+    the same and rolls it back. What a fill is refused for is said in its own words. A log of another
+    ``identity`` is refused.
     """
-    with contextlib.closing(connect(path)) as connection, transaction(connection):
+    with contextlib.closing(connect(path)) as connection, transaction(connection, dry_run=dry_run):
         prepare_to_write(connection, path)
+        check_identity(connection, path, identity)
         claim_writer(connection, writer, query_id)
         marker = connection.execute(
             "SELECT row_count, digest, next_offset FROM batch "
@@ -61,11 +83,11 @@ def append_batch(
         count, digest = _append(connection, offset, rows, timed)
         if marker is not None and (count, digest) == marker[:2]:
             connection.execute("ROLLBACK TO before_rows")
-            return count, int(marker[2])
+            return WrittenBatch(count, int(marker[2]), is_new=False)
         if marker is None and count and newest is not None and batch_id < newest:
-            raise differs(path, write_name, batch_id, 0, count)
+            raise differs(path, write_name, batch_id, 0, count, is_fill)
         if marker is not None and (batch_id != newest or _misses_a_key(connection, marker, offset, timed)):
-            raise differs(path, write_name, batch_id, marker[0], count)
+            raise differs(path, write_name, batch_id, marker[0], count, is_fill)
         offset += count
         connection.execute(
             "INSERT OR REPLACE INTO batch VALUES (?, ?, ?, ?, ?, ?)",
@@ -76,7 +98,7 @@ def append_batch(
             (query_id, write_name, batch_id - _BATCHES_KEPT),
         )
         connection.execute("UPDATE state SET next_offset = ?", (offset,))
-        return count, offset
+        return WrittenBatch(count, offset, is_new=True)
 
 
 def newest_batch(path: str, query_id: str, write_name: str) -> int | None:
@@ -95,8 +117,14 @@ def rows_of_batch(path: str, query_id: str, write_name: str, batch_id: int) -> i
         return 0 if found is None else int(found[0])
 
 
-def differs(path: str, write_name: str, batch_id: int, before: int, now: int) -> WriteRefused:
+def differs(path: str, write_name: str, batch_id: int, before: int, now: int, is_fill: bool) -> WriteRefused:
     """The refusal of a batch whose rows cannot take the place of those of an earlier attempt."""
+    if is_fill:
+        return WriteRefused(
+            f"An earlier attempt at {write_name!r} has written {before} rows to {path}, among which are keys that "
+            "the DataFrame no longer has. Add them, with delete= if they are to go, or give this fill up with "
+            f"forebay changelog retire-writer, which leaves them there, and fill under another name."
+        )
     return WriteRefused(
         f"Batch {batch_id} of {write_name!r} was written to {path} with {before} rows, and now has {now} others, "
         "among which keys are missing or which are not the newest: either the query changed before this batch was "

@@ -9,7 +9,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
@@ -155,6 +155,14 @@ class SqliteChangelog:
         except log_file.UNREADABLE as error:
             raise TopicMissing(f"Partition {partition} of the log {topic!r} cannot be read: {error}.") from None
 
+    def identities(self, topic: str) -> dict[int, str]:
+        """The identity of each partition's log; see ``Changelog``."""
+        identities = {}
+        for partition in range(self.partitions(topic)):
+            with naming(path := self.path(TopicPartition(topic, partition))), _closing(path) as connection:
+                identities[partition] = str(connection.execute("SELECT identity FROM state").fetchone()[0])
+        return identities
+
     def topics(self) -> list[str]:
         """The names of all topics."""
         with self._topics() as connection:
@@ -176,13 +184,23 @@ class SqliteChangelog:
                 ends[tp] = connection.execute("SELECT next_offset FROM state").fetchone()[0]
         return ends
 
-    def append_heartbeat(self, topic: str, *, writer: str, query_id: str, value: bytes) -> dict[int, int]:
+    def append_heartbeat(
+        self,
+        topic: str,
+        *,
+        writer: str,
+        query_id: str,
+        value: bytes,
+        identities: Mapping[int, str] | None = None,
+    ) -> dict[int, int]:
         """Append a heartbeat to every partition; see ``Changelog``."""
-        log = self.identity(topic)
+        log, expected = self.identity(topic), identities or {}
 
         def append(partition: int) -> tuple[int, str, int]:
             with naming(path := self.path(TopicPartition(topic, partition))):
-                return partition, *writers.append_heartbeat(path, writer=writer, query_id=query_id, value=value)
+                names = {"writer": writer, "query_id": query_id}
+                identity = expected.get(partition)
+                return partition, *writers.append_heartbeat(path, **names, value=value, identity=identity)
 
         try:
             # Most of it is waiting for the disk.
@@ -221,9 +239,13 @@ class SqliteChangelog:
 
     def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
         """A writer's newest heartbeat; see ``Changelog``."""
-        with naming(path := self.path(TopicPartition(topic, 0))):
-            value = writers.last_heartbeat(path, writer)
-        return None if value is None else Heartbeat.parse(value)
+        # A partition that was lost and recreated has none of before.
+        for partition in range(self.partitions(topic)):
+            with naming(path := self.path(TopicPartition(topic, partition))):
+                value = writers.last_heartbeat(path, writer)
+            if value is not None:
+                return Heartbeat.parse(value)
+        return None
 
     def has_written(self, topic: str, *, writer: str, query_id: str) -> bool:
         """Whether the log has what a query wrote under a name; see ``Changelog``."""
@@ -231,30 +253,36 @@ class SqliteChangelog:
         for partition in range(self.partitions(topic)):
             with naming(path := self.path(TopicPartition(topic, partition))):
                 identity, here = writers.has_written(path, writer, query_id)
-            # It was lost and recreated.
+            # It was lost and recreated. What the query goes on in with the operator's consent has its heartbeats.
             if not here and identity != log:
                 return False
             found = found or here
         return found
 
-    def retire_writer(self, topic: str, writer: str) -> None:
-        """Remove a writer that is gone for good from the store's age; see ``Changelog``."""
-        partitions = range(self.partitions(topic))
+    def writers(self, topic: str) -> set[str]:
+        """The writers of a topic; see ``Changelog``."""
         known: set[str] = set()
-        for partition in partitions:
+        for partition in range(self.partitions(topic)):
             with naming(path := self.path(TopicPartition(topic, partition))):
                 known |= writers.writers(path)
+        return known
+
+    def retire_writer(self, topic: str, writer: str, *, completed: bool = False) -> None:
+        """Remove a writer that is gone for good from the store's age; see ``Changelog``."""
+        known = self.writers(topic)
         if writer not in known:
             raise unknown_writer(topic, writer, known)
-        for partition in partitions:
+        for partition in range(self.partitions(topic)):
             with naming(path := self.path(TopicPartition(topic, partition))):
-                writers.retire_writer(path, writer)
+                writers.retire_writer(path, writer, completed=completed)
 
-    def has_retired(self, topic: str, writer: str) -> bool:
-        """Whether the log still shows that a writer was retired; see ``Changelog``."""
-        # It is retired there last.
-        with naming(path := self.path(TopicPartition(topic, self.partitions(topic) - 1))):
-            return writers.has_retired(path, writer)
+    def has_completed(self, topic: str, writer: str) -> bool:
+        """Whether every partition shows that a writer was retired as completed; see ``Changelog``."""
+        for partition in range(self.partitions(topic)):
+            with naming(path := self.path(TopicPartition(topic, partition))):
+                if not writers.has_completed(path, writer):
+                    return False
+        return True
 
     def reset(self, spec: StoreSpec) -> str:
         """Empty a store's topic and give it a new identity; every replica is rebuilt. Returns the identity."""

@@ -18,7 +18,7 @@ _FORMAT = 3
 _CHECKSUMS_SINCE = 2
 _REMOVALS_SINCE = 3
 _WAL_ATTEMPTS = 250
-_PATIENCE_S = 120
+PATIENCE_S = 120
 """How long to wait for another holder of a log's write lock: another query may have millions of rows to write."""
 DIRECTORY_ID_FILE = "directory.id"
 
@@ -79,7 +79,7 @@ def connect(path: str, *, create: bool = False) -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"file:{quote(path)}?mode={mode}",
         uri=True,
-        timeout=_PATIENCE_S,
+        timeout=PATIENCE_S,
         isolation_level=None,
         check_same_thread=False,
     )
@@ -139,6 +139,16 @@ def read_state(connection: sqlite3.Connection | sqlite3.Cursor, path: str) -> Lo
     )
 
 
+def check_identity(connection: sqlite3.Connection, path: str, expected: str | None) -> None:
+    """Raise ``WriteRefused`` if the log is another than the one that its writer goes on in, None for any."""
+    (found,) = connection.execute("SELECT identity FROM state").fetchone()
+    if expected is not None and found != expected:
+        raise WriteRefused(
+            f"The log {path} was lost and recreated, or reset, while it was written, and has nothing of what its "
+            "writer wrote before. Start the query again: it says what can be done."
+        )
+
+
 def prepare_to_write(connection: sqlite3.Connection, path: str) -> None:
     """Give a log of an older format the present one, within a transaction; what it contains stays as it is.
 
@@ -155,8 +165,8 @@ def prepare_to_write(connection: sqlite3.Connection, path: str) -> None:
 
 
 @contextlib.contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """A write transaction, rolled back on any error."""
+def transaction(connection: sqlite3.Connection, *, dry_run: bool = False) -> Iterator[sqlite3.Connection]:
+    """A write transaction, rolled back on any error, and at the end of a ``dry_run``."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield connection
@@ -164,7 +174,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-    connection.execute("COMMIT")
+    connection.execute("ROLLBACK" if dry_run else "COMMIT")
 
 
 def is_written_to(cursor: sqlite3.Cursor) -> bool:
@@ -177,7 +187,7 @@ def is_written_to(cursor: sqlite3.Cursor) -> bool:
     except sqlite3.OperationalError:
         return True
     finally:
-        cursor.execute(f"PRAGMA busy_timeout={1000 * _PATIENCE_S}")
+        cursor.execute(f"PRAGMA busy_timeout={1000 * PATIENCE_S}")
 
 
 def create(path: str, identity: str) -> str:

@@ -11,9 +11,18 @@ import time
 
 from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.sqlite.checksums import Row, checksum
-from forebay.changelog.sqlite.log_file import INSERT_INTO, WriteRefused, connect, prepare_to_write, transaction
+from forebay.changelog.sqlite.log_file import (
+    INSERT_INTO,
+    WriteRefused,
+    check_identity,
+    connect,
+    prepare_to_write,
+    transaction,
+)
 
 _INSERT = f"{INSERT_INTO}(?, ?, ?, ?, ?, ?)"
+_COMPLETED = -1
+"""No batch has this number. A marker with it, under the writer's name, says that the writer has completed."""
 
 
 def claim_writer(connection: sqlite3.Connection, writer: str, query_id: str) -> None:
@@ -34,10 +43,16 @@ def claim_writer(connection: sqlite3.Connection, writer: str, query_id: str) -> 
         )
 
 
-def append_heartbeat(path: str, *, writer: str, query_id: str, value: bytes) -> tuple[str, int]:
-    """Append a heartbeat; returns the partition's identity, and its next offset after it."""
+def append_heartbeat(
+    path: str, *, writer: str, query_id: str, value: bytes, identity: str | None = None
+) -> tuple[str, int]:
+    """Append a heartbeat; returns the partition's identity, and its next offset after it.
+
+    Raises ``WriteRefused`` as ``claim_writer`` does, and for another ``identity``.
+    """
     with contextlib.closing(connect(path)) as connection, transaction(connection):
         prepare_to_write(connection, path)
+        check_identity(connection, path, identity)
         claim_writer(connection, writer, query_id)
         identity, offset = connection.execute("SELECT identity, next_offset FROM state").fetchone()
         connection.execute(_INSERT, _row(offset, heartbeat_key(writer), value, int(time.time() * 1000), 1))
@@ -72,24 +87,32 @@ def writers(path: str) -> set[str]:
         return {name for (name,) in connection.execute("SELECT DISTINCT writer FROM writer")}
 
 
-def retire_writer(path: str, writer: str) -> None:
-    """Append a tombstone to a writer's heartbeats: it no longer counts in the store's age."""
+def retire_writer(path: str, writer: str, *, completed: bool = False) -> None:
+    """Append a tombstone to a writer's heartbeats: it no longer counts in the store's age.
+
+    ``completed`` notes that it has written all that it had to.
+    """
     with contextlib.closing(connect(path)) as connection, transaction(connection):
         prepare_to_write(connection, path)
         (offset,) = connection.execute("SELECT next_offset FROM state").fetchone()
         connection.execute(_INSERT, _row(offset, heartbeat_key(writer), None, int(time.time() * 1000), 1))
         connection.execute("UPDATE state SET next_offset = ?", (offset + 1,))
         connection.execute("DELETE FROM writer WHERE writer = ?", (writer,))
+        if completed:
+            connection.execute(
+                "INSERT OR REPLACE INTO batch VALUES (?, ?, ?, 0, x'', ?)",
+                (writer, writer, _COMPLETED, offset + 1),
+            )
 
 
-def has_retired(path: str, writer: str) -> bool:
-    """Whether the last heartbeat of a writer that the log has is its tombstone."""
+def has_completed(path: str, writer: str) -> bool:
+    """Whether a writer was retired as completed."""
     with contextlib.closing(connect(path)) as connection:
-        last = connection.execute(
-            "SELECT value IS NULL FROM log WHERE heartbeat AND key = ? ORDER BY offset DESC LIMIT 1",
-            (heartbeat_key(writer),),
+        found = connection.execute(
+            "SELECT 1 FROM batch WHERE query_id = ? AND write_name = ? AND batch_id = ?",
+            (writer, writer, _COMPLETED),
         ).fetchone()
-        return last is not None and bool(last[0])
+        return found is not None
 
 
 def _row(offset: int, key: bytes, value: bytes | None, timestamp_ms: int, heartbeat: int) -> Row:

@@ -38,14 +38,14 @@ logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
 class RebalanceCallbacks(Protocol):
-    """A member's callbacks; all three are called in the consumer's event loop."""
+    """A member's callbacks; all but ``lead`` are called in the consumer's event loop."""
 
     def subscription(self) -> bytes:
         """The message to the leader, requested at each join."""
         ...
 
     def lead(self, members: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """Turns all members' messages into the message for each; called if this member leads."""
+        """Turns all members' messages into the message for each; called in another thread if it leads."""
         ...
 
     def follow(self, assignment: bytes) -> None:
@@ -60,14 +60,21 @@ class _Assignor:
 
     def __init__(self, callbacks: RebalanceCallbacks) -> None:
         self._callbacks = callbacks
+        self._members: dict[str, bytes] = {}
 
     def metadata(self, topics: Any) -> Any:
         return ConsumerProtocolMemberMetadata(_VERSION, list(topics), self._callbacks.subscription())
 
     def assign(self, cluster: Any, members: Mapping[str, Any]) -> dict[str, Any]:
-        assignments = self._callbacks.lead({name: bytes(member.user_data) for name, member in members.items()})
+        # Called in the event loop, which an assignment must not hold up.
+        self._members = {name: bytes(member.user_data) for name, member in members.items()}
+        return {}
+
+    def lead(self) -> dict[str, Any]:
+        assignments = self._callbacks.lead(self._members)
         return {
-            name: ConsumerProtocolMemberAssignment(_VERSION, [], assignments.get(name, b"")) for name in members
+            name: ConsumerProtocolMemberAssignment(_VERSION, [], assignments.get(name, b""))
+            for name in self._members
         }
 
     def on_assignment(self, assignment: Any) -> None:
@@ -89,20 +96,25 @@ class GroupConsumer:
         session_timeout_ms: int,
         on_heartbeat: Callable[[float], None],
     ) -> None:
+        self._assignor = _Assignor(callbacks)
+        request_timeout_ms = max(_LEAST_REQUEST_TIMEOUT_MS, 2 * session_timeout_ms)
         self._consumer = AIOKafkaConsumer(
             **connection,
             group_id=group_id,
-            partition_assignment_strategy=(_Assignor(callbacks),),
+            partition_assignment_strategy=(self._assignor,),
             enable_auto_commit=False,
             session_timeout_ms=session_timeout_ms,
             heartbeat_interval_ms=max(50, session_timeout_ms // 12),
             max_poll_interval_ms=max(_MAX_POLL_INTERVAL_MS, session_timeout_ms),
             # A frozen coordinator answers nothing; the brokers replace it after some seconds. A join that takes
             # longer is repeated.
-            request_timeout_ms=max(_LEAST_REQUEST_TIMEOUT_MS, 2 * session_timeout_ms),
+            request_timeout_ms=request_timeout_ms,
+            # The others wait no longer for the leader's assignment.
+            rebalance_timeout_ms=request_timeout_ms,
             metadata_max_age_ms=_METADATA_MAX_AGE_MS,
         )
         self._on_heartbeat = on_heartbeat
+        self._leading: asyncio.Task[dict[str, Any]] | None = None
 
     async def join(self, topic: str) -> None:
         """Connect and join, in the background; the topic only needs to exist."""
@@ -118,8 +130,25 @@ class GroupConsumer:
                 self._on_heartbeat(sent)
             return response
 
+        decode_members = coordinator._perform_assignment
+
+        async def perform_assignment(response: Any) -> dict[str, Any]:
+            await decode_members(response)
+            return await self._lead()
+
         coordinator._send_req = send_and_tell
+        coordinator._perform_assignment = perform_assignment
         self._consumer.subscribe([topic])
+
+    async def _lead(self) -> dict[str, Any]:
+        """Lead a round; heartbeats keep this member in the group meanwhile, which otherwise rest until its end."""
+        coordinator = self._consumer._coordinator
+        coordinator._start_heartbeat_task()
+        self._leading = asyncio.create_task(asyncio.to_thread(self._assignor.lead))
+        try:
+            return await asyncio.shield(self._leading)
+        finally:
+            await coordinator._stop_heartbeat_task()
 
     async def poll(self, timeout_ms: int) -> None:
         """Show that this member is not stuck; raises errors from which the coordination cannot recover."""
@@ -133,6 +162,9 @@ class GroupConsumer:
         """Leave the group and disconnect; brokers that do not answer notice by themselves."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._consumer.stop(), _LEAVE_S)
+        if self._leading is not None:
+            # The callbacks are of one round at a time.
+            await asyncio.gather(self._leading, return_exceptions=True)
 
 
 def refusal(error: Exception, group_id: str, url: str) -> str:

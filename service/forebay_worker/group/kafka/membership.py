@@ -113,9 +113,9 @@ class KafkaMembership(Membership):
             while not (self._stopping.is_set() or self._steps_down or self._too_old):
                 await consumer.poll(_POLL_MS)
                 due_boot_ms = min(checked_boot_ms + _REBALANCE_CHECK_INTERVAL_MS, self.member.next_round_boot_ms)
-                if self._clock() >= due_boot_ms:
+                if self._clock() >= due_boot_ms and not self._round_is_open:
                     checked_boot_ms = self._clock()
-                    if await asyncio.to_thread(self._wants_rebalance):
+                    if await asyncio.to_thread(self._wants_rebalance) and not self._round_is_open:
                         self.member.next_round_boot_ms = math.inf
                         consumer.request_rejoin()
         finally:

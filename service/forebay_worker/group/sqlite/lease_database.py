@@ -97,13 +97,13 @@ class GroupTransaction:
             (mine.process_id, mine.incarnation, str(mine.host), mine.fingerprint, mine.encode(), lease_until),
         )
 
-    def end_lease(self, mine: SubscriptionInfo, now: float) -> bool:
-        """End a member's lease; False, without effect, if another process has its id by now."""
-        ended = self.connection.execute(
+    def put_lease(self, mine: SubscriptionInfo, until: float) -> bool:
+        """Extend or end a member's lease; False, without effect, if another process has its id by now."""
+        changed = self.connection.execute(
             "UPDATE member SET lease_until = ? WHERE id = ? AND incarnation = ?",
-            (now, mine.process_id, mine.incarnation),
+            (until, mine.process_id, mine.incarnation),
         )
-        return ended.rowcount > 0
+        return changed.rowcount > 0
 
     def forget_members(self, gone_since: float) -> None:
         """Delete members whose lease ended by then."""

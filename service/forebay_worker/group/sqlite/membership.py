@@ -1,8 +1,9 @@
 """Membership of the embedded group: renews a lease, and the leader's lease if this member leads.
 
 Every member renews its lease a few times per session timeout. The holder of the leader lease computes the
-assignment and writes it in a transaction that checks that it still leads and that nothing was written since, so a
-leader that was stopped and resumed changes nothing.
+assignment in another thread, and renews its leases meanwhile. It writes the assignment in a transaction that
+checks that it still leads and that nothing was written since: a leader that was stopped and resumed changes
+nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import math
 import sqlite3
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +25,7 @@ from forebay.streams_metadata import Generation
 from forebay.topology import Topology
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.election import holders, superseded
-from forebay_worker.group.group_member import GroupMember, Inbox
+from forebay_worker.group.group_member import GroupMember, Inbox, Round
 from forebay_worker.group.leader import GroupTimeouts, Leader
 from forebay_worker.group.membership import Membership
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
@@ -32,14 +34,15 @@ from forebay_worker.group.subscriptions import SubscriptionReader
 
 log = logging.getLogger(__name__)
 
-_MOST_SESSIONS = 3
-"""Extra time on a leader's lease, beyond the half session that it lasts if a round takes no time."""
+_LONGEST_ROUND_SESSIONS = 3
+"""A leader that takes longer for a round may never end it, so another leads."""
 
 
 @dataclass(frozen=True)
 class _View:
     """The database after a member's renewal; ``members`` only if it leads."""
 
+    mine: SubscriptionInfo
     generation: Generation
     assignment: bytes | None
     members: list[MemberRow]
@@ -64,8 +67,6 @@ class SqliteMembership(Membership):
         self._times = times
         self._clock = clock
         self._joined = False
-        self._round_ms = 0.0
-        """How long this member took to compute an assignment when it last led."""
 
     def check(self) -> None:
         """Check that the database belongs to this application; raises ``ConfigurationError`` otherwise."""
@@ -84,16 +85,19 @@ class SqliteMembership(Membership):
         with contextlib.suppress(sqlite3.Error, ForebayError), self._transaction(now) as group:
             mine = self._subscription()
             # Another process with the same id, from a copied state directory, keeps everything.
-            if group.end_lease(mine, now):
+            if group.put_lease(mine, now):
                 group.end_leadership(mine.process_id)
         self._database.close()
 
     def _run(self) -> None:
-        pause_s = self._times.session_timeout_ms / 12 / 1000
+        with ThreadPoolExecutor(1, "forebay-round") as threads:
+            self._take_part(threads)
+
+    def _take_part(self, threads: Executor) -> None:
         while not self._stopping.is_set():
             trouble = None
             try:
-                self.tick()
+                self.tick(threads)
             except sqlite3.Error as error:
                 trouble = f"the worker group {self._database.path} cannot be reached: {error}"
                 self._database.close()
@@ -104,10 +108,17 @@ class SqliteMembership(Membership):
             if trouble is not None and trouble != self.refusal:
                 log.warning("%s", trouble)
             self.refusal = trouble
-            self._stopping.wait(pause_s)
+            self._stopping.wait(self._pause_s)
 
-    def tick(self) -> None:
-        """Renew the lease, lead if it is this member's turn, and adopt a newer generation."""
+    @property
+    def _pause_s(self) -> float:
+        return self._times.session_timeout_ms / 12 / 1000
+
+    def tick(self, threads: Executor | None = None) -> None:
+        """Renew the lease, lead if it is this member's turn, and adopt a newer generation.
+
+        With ``threads``, an assignment is computed in one of them, and the leases are renewed meanwhile.
+        """
         mine = self.member.subscription(self._subscription())
         now = self._clock()
         view = self._renew(mine, now)
@@ -115,7 +126,7 @@ class SqliteMembership(Membership):
         # Published after the roles that it covers.
         self.member.on_heartbeat(now)
         if self.member.leads:
-            self._lead(view, now)
+            self._lead(view, now, threads)
 
     def _renew(self, mine: SubscriptionInfo, now: float) -> _View:
         with self._transaction(now) as group:
@@ -143,12 +154,11 @@ class SqliteMembership(Membership):
         if not self._joined and not others:
             self.member.found(now)
         self._joined = True
-        return _View(generation, assignment, members)
+        return _View(mine, generation, assignment, members)
 
     def _lead_on(self, group: GroupTransaction, me: str, now: float) -> None:
-        """Take the leader's lease, or renew it; a round that takes long must not outlast it."""
-        session_ms = self._times.session_timeout_ms
-        group.put_leader(me, now + session_ms / 2 + min(2 * self._round_ms, _MOST_SESSIONS * session_ms))
+        """Take the leader's lease, or renew it."""
+        group.put_leader(me, now + self._times.session_timeout_ms / 2)
         group.forget_members(now - self._times.standby_rebuild_delay_ms)
 
     def _follow(self, view: _View) -> None:
@@ -158,12 +168,12 @@ class SqliteMembership(Membership):
             # A database that was recreated does not know what others follow.
             self.member.keep()
 
-    def _lead(self, view: _View, now: float) -> None:
+    def _lead(self, view: _View, now: float, threads: Executor | None) -> None:
         led = self.member.lead(self._inbox(view, now), now)
         if led is None:
             return
-        info = self._leader.next_assignment(led.present, led.absent, led.previous, led.generation)
-        self._round_ms = self._clock() - now
+        info = self._compute(led) if threads is None else self._compute_beside(led, view, now, threads)
+        round_ms = self._clock() - now
         info = self.member.conclude(led, info, now)
         if info is None or info is led.previous:
             return
@@ -174,8 +184,35 @@ class SqliteMembership(Membership):
             log.warning(
                 "an assignment came too late, after %.1f s: another member leads by now, or has written one. If "
                 "this continues, raise session_timeout_ms.",
-                self._round_ms / 1000,
+                round_ms / 1000,
             )
+
+    def _compute(self, led: Round) -> AssignmentInfo | None:
+        return self._leader.next_assignment(led.present, led.absent, led.previous, led.generation)
+
+    def _compute_beside(self, led: Round, view: _View, began: float, threads: Executor) -> AssignmentInfo | None:
+        """Compute the next assignment in another thread: meanwhile the leases must not run out."""
+        computed = threads.submit(self._compute, led)
+        while wait([computed], self._pause_s).not_done:
+            now = self._clock()
+            leads_on = now - began < _LONGEST_ROUND_SESSIONS * self._times.session_timeout_ms
+            # As in every round, one that fails is followed by another.
+            with contextlib.suppress(sqlite3.Error, ForebayError):
+                if self._renew_within_round(view, now, leads_on=leads_on):
+                    self.member.on_heartbeat(now)
+        return computed.result()
+
+    def _renew_within_round(self, view: _View, now: float, *, leads_on: bool) -> bool:
+        """Renew the lease, unless there is a newer assignment to follow or another process with this one's id."""
+        me = view.mine.process_id
+        with self._transaction(now) as group:
+            generation, _, leader, _ = group.group()
+            renewed = generation == view.generation and group.put_lease(
+                view.mine, now + self._times.session_timeout_ms
+            )
+            if renewed and leads_on and leader == me:
+                self._lead_on(group, me, now)
+        return renewed
 
     def _inbox(self, view: _View, now: float) -> Inbox:
         previous = None if view.assignment is None else _read_assignment(view.assignment)

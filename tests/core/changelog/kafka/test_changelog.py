@@ -3,6 +3,7 @@
 import gc
 import re
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -353,6 +354,47 @@ def test_paused_writer_is_superseded_only_by_another(changelog, kafka_url, admin
             beat("first")
     else:
         assert beat("first")
+
+
+def test_batch_may_take_longer_than_a_heartbeat(changelog, monkeypatch):
+    """Also where the same query's last write was a heartbeat."""
+    monkeypatch.setattr("forebay.changelog.kafka.heartbeats._TRANSACTION_TIMEOUT_MS", 1_000)
+    store = spec(partitions=1)
+    changelog.ensure(store)
+    names = {"writer": "w", "query_id": "q"}
+    value = Heartbeat(1, "q", 1).value()
+    changelog.append_heartbeat(store.topic, **names, value=value)
+
+    def slow() -> Iterator[tuple[bytes, bytes | None]]:
+        yield b"a", b"1"
+        begun_s = time.monotonic()
+        # The brokers look for outdated transactions twice a second.
+        wait_until(lambda: time.monotonic() - begun_s > 2.5, "the time of a heartbeat's transaction")
+        yield b"b", b"1"
+
+    rows = {0: slow()}
+    assert changelog.append_batch(store.topic, **names, batch_id=1, rows=rows, heartbeat=value) == {0: 5}
+
+
+def test_batch_that_the_brokers_aborted_may_be_repeated(changelog, admin, monkeypatch):
+    monkeypatch.setattr("forebay.changelog.kafka.heartbeats._TRANSACTION_TIMEOUT_MS", 1_000)
+    monkeypatch.setattr("forebay.changelog.kafka.changelog.BATCH_TIMEOUT_MS", 1_000)
+    store = spec(partitions=1)
+    changelog.ensure(store)
+    end = TopicPartition(store.topic, 0)
+
+    def append(rows: Iterable[tuple[bytes, bytes | None]]) -> dict[int, int]:
+        names = {"writer": "w", "query_id": "q", "batch_id": 1, "heartbeat": Heartbeat(1, "q", 1).value()}
+        return changelog.append_batch(store.topic, **names, rows={0: rows})
+
+    def outdated() -> Iterator[tuple[bytes, bytes | None]]:
+        yield b"a", b"1"
+        wait_until(lambda: end_of_all(admin, end) == 2, "the row, and the transaction's abortion")
+        yield from ((b"%d" % i, b"1") for i in range(100_000))
+
+    with pytest.raises(ChangelogUnreachable, match="was aborted"):
+        append(outdated())
+    assert append([(b"a", b"1")])
 
 
 def test_restarted_superseded_query_stays_fenced(changelog, kafka_url):

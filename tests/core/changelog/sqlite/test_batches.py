@@ -80,6 +80,24 @@ def test_repeated_batch_with_other_values_replaces_them(path: str, other: str) -
     assert append(path, rows_of("z=1"), 5) == (1, 3 + count)
 
 
+def test_dry_run_tells_what_a_batch_would_do(path: str) -> None:
+    """Nothing of it stays: no row, no marker, no claim to the writer's name."""
+
+    def dry_run(text: str, batch_id: int, query: str = "q") -> sqlite_batches.WrittenBatch:
+        names = {"writer": "w", "query_id": query, "write_name": "s"}
+        return sqlite_batches.append_batch(path, rows_of(text), batch_id=batch_id, dry_run=True, **names)
+
+    append(path, rows_of("a=1 b"), 4)
+    before = logged(path), state(path)
+    assert not dry_run("a=1 b", 4).is_new
+    assert dry_run("a=2 b", 4).is_new
+    assert dry_run("a=1", 5, "another").is_new
+    with pytest.raises(WriteRefused, match="Batch 4"):
+        dry_run("a=1", 4)
+    assert (logged(path), state(path)) == before
+    assert append(path, rows_of("a=1 b"), 4) == (2, 2)
+
+
 def test_other_values_of_a_batch_before_the_newest_are_refused(path: str) -> None:
     # They would come after what newer batches wrote.
     append(path, rows_of("a=1"), 4)

@@ -695,6 +695,27 @@ async def test_client_reports_responses_and_rejoins_on_request(group):
         await consumer.leave()
 
 
+async def test_leader_stays_in_a_round_longer_than_its_session(group):
+    """Its heartbeats go on while it computes the assignment."""
+    AssignmentTopic(KafkaUrl.parse(group.url), group.application_id).ensure()
+    on_response: list[float] = []
+
+    class SlowTalker(Talker):
+        def lead(self, members: dict[str, bytes]) -> dict[str, bytes]:
+            joined = boot_ms()
+            wait_until(lambda: on_response[-1] > joined + 1.5 * SESSION_MS, "heartbeats")
+            return super().lead(members)
+
+    callbacks = SlowTalker()
+    consumer = consumer_of(group, callbacks, on_response.append)
+    await consumer.join(f"{group.application_id}-assignments")
+    try:
+        await until(lambda: callbacks.reported, consumer)
+        assert (callbacks.reported, callbacks.subscribed) == ([b"told hello"], 1)
+    finally:
+        await consumer.leave()
+
+
 async def test_a_member_that_is_never_polled_leaves_and_ours_does_not(group, monkeypatch):
     monkeypatch.setattr(group_consumer, "_MAX_POLL_INTERVAL_MS", SESSION_MS)
     worker = group.node("a")

@@ -8,6 +8,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -22,6 +23,7 @@ from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay.topology_file import parse_topology
 from forebay_worker.group.assignor import AssignmentPolicy
+from forebay_worker.group.election import holders
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.group.messages import VERSION, AssignmentInfo, SubscriptionInfo, UnsupportedVersion
@@ -91,6 +93,7 @@ class Node:
     """Tasks that were begun from nothing."""
     built_as_active: set[TaskId] = field(default_factory=set)
     map: ClusterMap = field(default_factory=ClusterMap)
+    info: AssignmentInfo | None = None
     incarnation: int = 1
     rack: str | None = None
     health: MemberHealth = MemberHealth.HEALTHY
@@ -107,7 +110,7 @@ class Node:
         )
 
     def on_assignment(self, info: AssignmentInfo) -> None:
-        self.map = info.map(self.topology)
+        self.map, self.info = info.map(self.topology), info
         self.actives, standbys = info.tasks_of(self.name)
         if self.name in info.hosts:
             held = self.actives | standbys
@@ -140,6 +143,7 @@ class Group:
     changelog: SqliteChangelog
     clock: Clock = field(default_factory=Clock)
     nodes: list[Node] = field(default_factory=list)
+    session_ms: int = SESSION_MS
 
     def node(
         self,
@@ -150,7 +154,7 @@ class Group:
         policy: AssignmentPolicy = POLICY,
     ) -> Node:
         """A worker that has been given its callbacks, as by ``start``, but no thread."""
-        times = GroupTimeouts(SESSION_MS, REBUILD_MS, INITIAL_MS)
+        times = GroupTimeouts(self.session_ms, REBUILD_MS, INITIAL_MS)
         membership = SqliteMembership(self.path, topology, self.changelog, policy, times, clock=self.clock)
         node = Node(name, membership, topology, self.clock)
         if on_disk is not None:
@@ -168,7 +172,7 @@ class Group:
         """Let time pass, the members ticking; what they were assigned they catch up with."""
         until = self.clock.now + for_ms
         while self.clock.now < until:
-            self.clock.now = min(until, self.clock.now + TICK_MS)
+            self.clock.now = min(until, self.clock.now + self.session_ms / 12)
             self.round(*nodes)
             for node in nodes:
                 node.catch_up()
@@ -264,6 +268,25 @@ def test_place_of_a_non_returning_member_is_given_away(group, how):
     group.go_on(a, b, for_ms=(SESSION_MS if how == "dies" else 0) + 4 * TICK_MS)
     assert a.built | b.built != set()
     group.assert_served_by(a, b)
+
+
+@pytest.mark.parametrize("gone", ["does not return", "evicted", "left within a round"])
+def test_member_that_is_gone_for_good_gets_no_place_again(group, gone):
+    """A place that it had would leave tasks without a standby for the rebuild delay."""
+    a, b = group.settled("a", "b")
+    leaver = group.node("c")
+    if gone == "left within a round":
+        group.round(leaver)
+    else:
+        leaver.returns = gone != "does not return"
+        group.go_on(a, b, leaver, for_ms=SESSION_MS)
+        leaver.health = MemberHealth.EVICTED if gone == "evicted" else MemberHealth.HEALTHY
+        group.go_on(a, b, leaver, for_ms=SESSION_MS)
+    leaver.membership.leave()
+    group.go_on(a, b, for_ms=SESSION_MS)
+    group.assert_served_by(a, b)
+    assert holders(a.info.assignment) == {"a", "b"}
+    assert a.info.assignment.settled
 
 
 def test_degraded_members_actives_move_before_its_place(group):
@@ -487,22 +510,69 @@ def test_later_process_of_a_process_id_replaces_the_first(group, caplog):
     assert (roles(copy, b), b.map.generation) == (served, generation), "who leaves takes the other along"
 
 
-def test_slow_end_offset_request_does_not_cost_the_lead(group, monkeypatch, caplog):
-    """A warning names the setting to raise."""
-    nodes = [group.node(name) for name in "ab"]
+@dataclass
+class SlowRound:
+    """A leader's round that takes as long as its changelog; the others go on, and the leader renews its leases."""
 
-    def slow(placed: list[TopicPartition]) -> dict[TopicPartition, int]:
-        group.clock.now += SESSION_MS * 0.6
-        return group.changelog.end_offsets(placed)
+    group: Group
+    leader: Node
+    others: list[Node]
+    led_ms: float = 0.0
+    """For how long it led within the round."""
 
-    for node in nodes:
-        own = node.membership._leader
-        monkeypatch.setattr(node.membership, "_leader", replace(own, changelog=Interrupted(slow)))
-        # Something to ask for: the ends of what nobody holds are not looked at.
-        node.offsets = {task: node.at(task, 0) for task in TOPOLOGY.tasks}
-    group.go_on(*nodes, for_ms=INITIAL_MS + 8 * SESSION_MS)
-    assert [node.membership.state for node in nodes] == ["member", "member"]
-    assert any("raise session_timeout_ms" in record.message for record in caplog.records)
+    def run(self, monkeypatch: pytest.MonkeyPatch, until: Callable[[], bool]) -> None:
+        """Run the round, in which time passes until a condition holds."""
+
+        latest = self.group.clock.now + 10 * self.group.session_ms
+
+        def end_offsets(placed: list[TopicPartition]) -> dict[TopicPartition, int]:
+            while not until():
+                self._step()
+                assert self.group.clock.now < latest
+            return self.group.changelog.end_offsets(placed)
+
+        member = self.leader.membership
+        monkeypatch.setattr(member, "_leader", replace(member._leader, changelog=Interrupted(end_offsets)))
+        with ThreadPoolExecutor(1) as threads:
+            member.tick(threads)
+
+    def _step(self) -> None:
+        now = self.group.clock.now = self.group.clock.now + self.group.session_ms / 12
+        renewed = now + self.group.session_ms
+        is_followed = self.others[0].map.generation == self.leader.map.generation
+        if is_followed:
+            wait_until(lambda: self.leader.membership.lease_until_boot_ms == renewed, "a renewal")
+        self.group.round(*self.others)
+        if not any(node.membership.member.leads for node in self.others):
+            self.led_ms += self.group.session_ms / 12
+
+
+def test_a_round_longer_than_a_session_costs_no_lease(group, monkeypatch):
+    """Nor the lead: its assignment is the next."""
+    group.session_ms = 120
+    leader, b, joiner = *group.settled("a", "b"), group.node("c")
+    group.round(joiner)
+    generation, active = leader.map.generation, leader.running_actives
+    long = SlowRound(group, leader, [b, joiner])
+    long.run(monkeypatch, until=lambda: long.led_ms >= 2.5 * group.session_ms)
+    assert leader.running_actives == active != frozenset()
+    assert (b.map.generation, leader.map.generation.number) == (generation, generation.number + 1)
+    group.go_on(leader, b, joiner, for_ms=2 * group.session_ms)
+    group.assert_served_by(leader, b, joiner)
+
+
+def test_a_round_that_does_not_end_costs_the_lead(group, monkeypatch):
+    """The leader is active until another has written an assignment, and then no longer than its lease."""
+    group.session_ms = 120
+    leader, b, joiner = *group.settled("a", "b"), group.node("c")
+    group.round(joiner)
+    generation = leader.map.generation
+    endless = SlowRound(group, leader, [b, joiner])
+    endless.run(monkeypatch, until=lambda: b.map.generation > generation and not leader.running_actives)
+    assert 3 * group.session_ms <= endless.led_ms <= 4 * group.session_ms
+    assert leader.map.generation == generation, "it writes nothing"
+    group.go_on(leader, b, joiner, for_ms=2 * group.session_ms)
+    group.assert_served_by(leader, b, joiner)
 
 
 def test_a_database_made_anew_goes_on_above_what_members_know(group):

@@ -1,0 +1,30 @@
+"""Where a store's log differs from a state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from forebay.spark_checkpoint.changes import StateEntry
+from forebay.state_tap.conversion import Conversion
+from forebay.state_tap.log_content import value_digest
+from forebay.state_tap.plain_conversion import StoreRecord
+from forebay.state_tap.scratch import ContentIndex
+
+
+def content_differences(
+    conversion: Conversion,
+    content: ContentIndex,
+    partitions: Iterable[Iterable[StateEntry]],
+    now_ms: Callable[[], int],
+) -> Iterator[StoreRecord]:
+    """The records that make a log's content equal to what the partitions of a state hold, in which it is noted."""
+    for entries in partitions:
+        for record in conversion.load(entries, now_ms()):
+            _, log_key, value = record
+            if value is not None and content.changes(log_key, value_digest(value)):
+                yield record
+    keys = conversion.mapping.spec.stored_keys
+    for key in content.unseen():
+        if conversion.is_gone(key):
+            content.remove(key)
+            yield keys.split_changelog(key, 0).plain, key, None
