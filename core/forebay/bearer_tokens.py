@@ -72,7 +72,7 @@ class TokensFile:
         # Sets are searched by hash: the time that takes does not reveal how much of a token was right.
         if authorization not in self._let_in:
             self.digest_of(authorization)
-            if len(self._let_in) < _MOST_REMEMBERED:
+            if len(self._let_in) < _MOST_REMEMBERED and len(authorization) <= _MOST_REMEMBERED_BYTES:
                 self._let_in.add(authorization)
 
     def digests(self) -> frozenset[bytes]:

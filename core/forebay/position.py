@@ -17,6 +17,8 @@ from forebay.errors import BadParameter
 
 _VERSION = 1
 _LOG_BYTES = 8
+_MOST_CHARACTERS_OF_A_LOG, _MOST_CHARACTERS_OF_AN_OFFSET = 16, 20
+"""A partition takes three bytes at most, an offset ten, and base64 a third more."""
 
 
 class Position(NamedTuple):
@@ -66,6 +68,11 @@ def decode_position(token: str) -> Position:
             parameter="min_position",
         ) from None
     return Position(raw[1 : 1 + _LOG_BYTES], offsets)
+
+
+def most_position_characters(partitions: int) -> int:
+    """How long the token of a position of so many partitions may be."""
+    return _MOST_CHARACTERS_OF_A_LOG + _MOST_CHARACTERS_OF_AN_OFFSET * partitions
 
 
 def later_position(one: str | None, other: str | None) -> str | None:

@@ -69,6 +69,14 @@ def test_anything_else_is_refused(path, authorization):
         ask(made(path), authorization)
 
 
+def test_long_headers_are_not_remembered(path):
+    """A client may spell its token in thousands of ways."""
+    tokens = made(path)
+    for spaces in range(1, 2_000, 10):
+        ask(tokens, b"Bearer " + b" " * spaces + b"plain-token-of-ann==")
+    assert sum(map(len, tokens._let_in)) < 512 * 60
+
+
 @given(authorization=st.binary(max_size=60))
 def test_no_bytes_are_let_in_by_chance(tmp_path_factory, authorization):
     with pytest.raises(Unauthenticated):

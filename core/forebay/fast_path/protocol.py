@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from time import perf_counter
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 from forebay.fast_path.cors import OriginHeaders
@@ -33,6 +34,8 @@ _MOST_PENDING = 256
 with one: how large they are is not known before."""
 _MOST_IN_A_TURN = 128
 """Requests of one connection that are answered in a turn of the event loop: less than a millisecond's work."""
+_MOST_OF_A_TURN_S = 0.002
+"""Fewer, if they take longer, as those of long keys do."""
 _MOST_PENDING_BYTES = 1 << 20
 """Limit in bytes for this many answers as large as the last."""
 
@@ -215,8 +218,9 @@ class FastPathProtocol(SlowPathProtocol):
     def _answer_on_fast_path(self, data: bytes) -> int:
         """The start of the first request that is not for the fast path."""
         at = answered = 0
+        until_s = perf_counter() + _MOST_OF_A_TURN_S
         while at < len(data) and self._between_requests() and len(self._pending) < self._most_pending:
-            self._turn_is_over = answered >= _MOST_IN_A_TURN
+            self._turn_is_over = answered >= _MOST_IN_A_TURN or (answered > 0 and perf_counter() > until_s)
             if self._turn_is_over:
                 break
             answered += 1

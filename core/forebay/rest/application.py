@@ -131,12 +131,15 @@ class KeyLengths:
         segments = scope["raw_path"].split(b"/keys/")[1:]
         if any(len(segment.split(b"/")[0]) > self._max_key_bytes for segment in segments):
             return key_too_long(self._max_key_bytes)
-        for item in split_query(scope["query_string"]):
-            if item.name in _KEY_BOUNDS and len(item.received) > self._max_key_bytes:
-                return BadParameter(
-                    f"{item.name}= is longer than {self._max_key_bytes} bytes (max_key_bytes).",
-                    parameter=item.name,
-                )
+        try:
+            for item in split_query(scope["query_string"]):
+                if item.name in _KEY_BOUNDS and len(item.received) > self._max_key_bytes:
+                    return BadParameter(
+                        f"{item.name}= is longer than {self._max_key_bytes} bytes (max_key_bytes).",
+                        parameter=item.name,
+                    )
+        except BadParameter as problem:
+            return problem
         return None
 
 

@@ -119,7 +119,7 @@ def _keys_one_by_one(body: bytes, max_key_bytes: int) -> Iterator[tuple[Any, byt
             raise _no_json() from None
         if length > most_characters or _is_longer(value, max_key_bytes):
             raise key_too_long(max_key_bytes, f"keys[{place}]")
-        yield value, piece[:length].encode("utf-8", "surrogatepass")
+        yield value, _utf8(piece[:length], value)
         place += 1
         at += length
         end = _END.match(text, at)
@@ -128,6 +128,14 @@ def _keys_one_by_one(body: bytes, max_key_bytes: int) -> Iterator[tuple[Any, byt
             if between is None:
                 raise _no_batch() if _LIST_END.match(text, at) else _no_json()
             at = between.end()
+
+
+def _utf8(text: str, value: Any) -> bytes:
+    """A key's text as it was received, or escaped where that is no UTF-8."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value).encode()
 
 
 def _is_cut(piece: str, error: json.JSONDecodeError) -> bool:

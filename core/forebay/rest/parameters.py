@@ -19,6 +19,7 @@ MAX_LIMIT = 100_000
 _EPOCH_MS = re.compile(r"-?[0-9]{1,15}")
 DEFAULT_LIMIT = 1_000
 _LONGEST_REMEMBERED = 1_024
+_MOST_PARAMETERS = 64
 DEFAULT_LAG_INTERVAL_MS = 5_000
 LEAST_LAG_INTERVAL_MS = 100
 
@@ -99,8 +100,15 @@ class QueryItem(NamedTuple):
     received: bytes
 
 
+def has_too_many(query: bytes) -> bool:
+    """Whether a raw query has more parameters than any path takes: to read them would take others' time."""
+    return query.count(b"&") >= _MOST_PARAMETERS
+
+
 def split_query(query: bytes) -> Iterator[QueryItem]:
-    """The parameters of a raw query, in order."""
+    """The parameters of a raw query, in order; raises ``BadParameter`` if there are more than any path takes."""
+    if has_too_many(query):
+        raise BadParameter(f"The query has more than {_MOST_PARAMETERS} parameters.", parameter="query")
     for received in filter(None, query.split(b"&")):
         name, _, value = (unquote_to_bytes(part.replace(b"+", b" ")) for part in received.partition(b"="))
         yield QueryItem(name.decode("utf-8", "replace"), value, received)

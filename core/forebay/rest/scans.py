@@ -7,13 +7,14 @@ import binascii
 import hashlib
 import json
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgpack
 
 from forebay.codecs.bulk_json import all_to_json
 from forebay.codecs.keys import from_segment
 from forebay.errors import BadParameter, WrongStoreKind
-from forebay.position import Position, decode_position
+from forebay.position import Position, decode_position, most_position_characters
 from forebay.rest.list_routes import ScanRoute
 from forebay.rest.parameters import ReadParameters, parse_time
 from forebay.store_kinds import StoreKind
@@ -169,9 +170,9 @@ class Cursor:
     at: str | None = None
     missing: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def position(self) -> Position | None:
-        """The position that a later page must at least have reached."""
+        """The position that a later page must at least have reached; raises ``BadParameter``."""
         return None if self.at is None else decode_position(self.at)
 
     def encode(self) -> str:
@@ -188,9 +189,14 @@ class Cursor:
             digest, last, at, missing = msgpack.unpackb(raw)
             if not (isinstance(digest, bytes) and isinstance(last, bytes) and isinstance(at, str | None)):
                 raise TypeError("neither keys nor a position")
-            if at is not None:
-                decode_position(at)
+            partitions = scan.spec.partitions
+            if len(missing) >= partitions or not all(0 <= int(partition) < partitions for partition in missing):
+                raise ValueError("partitions that the store does not have, or all")
+            if len(at or "") > most_position_characters(partitions):
+                raise ValueError("more offsets than partitions")
             cursor = cls(digest, last, at, tuple(map(int, missing)))
+            # Read once: the offsets may be many.
+            _ = cursor.position
         except (binascii.Error, msgpack.UnpackException, ValueError, TypeError, OverflowError, BadParameter):
             raise BadParameter(
                 "The cursor is invalid; use one from an earlier answer.", parameter="cursor"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from forebay.rest.parameters import split_query
+from forebay.rest.parameters import has_too_many, split_query
 from forebay.rest.tickets import followed
 
 TICKET = "forebay.ticket"
@@ -12,7 +12,7 @@ TICKET = "forebay.ticket"
 TICKET_HOLDER = "forebay.ticket_holder"
 """Where it has the digest of the token that an accepted ticket was issued for."""
 
-_PARAMETER = "ticket"
+_PARAMETER, _SPELLED = "ticket", b"ticket"
 
 
 class TicketParameter:
@@ -28,7 +28,11 @@ class TicketParameter:
 
 
 def _take_ticket(scope: Scope) -> None:
-    items = list(split_query(scope["query_string"]))
+    query = scope["query_string"]
+    # Nobody is known yet, so nothing is done that takes time. What is left is refused later.
+    if has_too_many(query) or (_SPELLED not in query and b"%" not in query):
+        return
+    items = list(split_query(query))
     given = [item for item in items if item.name == _PARAMETER]
     # Two are refused like any parameter that is given twice.
     if len(given) == 1:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from forebay.clock import boot_ms
-from forebay.errors import NotHostedHere
+from forebay.errors import NoReplica, NotHostedHere
 from forebay.lag import Lag
 from forebay.rest.answer_aging import bounds_exceeded
 from forebay.rest.answers import (
@@ -96,6 +96,9 @@ class Scans:
             except NotHostedHere:
                 if not parameters.allow_partial:
                     raise
+        if not held:
+            # Without any replica nothing is known, also not how far behind that is.
+            raise NoReplica(f"No partition of this list of {spec.name!r} is held here.", store=spec.name)
         return held
 
     def _reading(

@@ -162,6 +162,23 @@ async def test_first_answers_are_sent_while_others_are_made():
     assert len(set(written)) < 15
 
 
+async def test_reads_that_take_long_leave_others_their_turn():
+    """Of one connection's pipelined reads few are answered at once, all in the end."""
+    clock_s = [0.0]
+
+    def handler(segment, protocol):
+        clock_s[0] += 0.0015
+        return HttpAnswer(200, b"", b"x")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("forebay.fast_path.protocol.perf_counter", lambda: clock_s[0])
+        peer = connected(handler)
+        peer.protocol.data_received(REQUEST * 10)
+        in_first_turn = round(clock_s[0] / 0.0015)
+        await until(lambda: peer.written.count(b"HTTP/1.1 200") == 10)
+    assert in_first_turn == 2
+
+
 @pytest.mark.parametrize(
     "begun",
     [

@@ -111,6 +111,13 @@ def test_a_key_that_is_too_long_is_named(key):
     assert asyncio.run(read_batch(large(b'{"keys": [%b]}' % longest), MAX_KEY_BYTES)).values == ["\x01" * 1_000]
 
 
+def test_a_key_that_is_no_utf8_is_repeated_as_text_that_is():
+    """Of a large body, as of a small one."""
+    for body in (b'{"keys": ["\xed\xa0\x80"]}', large(b'{"keys": ["\xed\xa0\x80"]}')):
+        text = asyncio.run(read_batch(body, MAX_KEY_BYTES)).text(0)
+        assert json.loads(text.decode()) == "\ud800"
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -126,6 +126,11 @@ def test_a_misspelt_parameter_is_refused_rather_than_ignored(query: str, name: s
     assert "max_record_lag" in problem.detail
 
 
+def test_more_parameters_than_any_route_takes_are_refused_unread() -> None:
+    with pytest.raises(BadParameter, match="more than 64 parameters"):
+        parse_parameters(b"a&" * 32_000, frozenset())
+
+
 def test_a_parameter_of_another_route_is_refused() -> None:
     with pytest.raises(BadParameter, match="'limit'") as caught:
         parse_parameters(b"limit=5", KEY_PARAMETERS)

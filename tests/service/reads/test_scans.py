@@ -12,7 +12,8 @@ import msgpack
 import pytest
 
 from forebay.clock import boot_ms
-from forebay.errors import BadParameter, NotReady
+from forebay.errors import BadParameter, NoReplica, NotReady
+from forebay.position import Position, encode_position, log_digest
 from forebay.rest.event_loop_turns import in_turns
 from forebay.rest.large_answers import LargeAnswer
 from forebay.rest.list_routes import SCAN_ROUTES, ScanRoute
@@ -178,6 +179,32 @@ async def test_missing_partition_stays_missing_on_later_pages(tmp_path):
     following = await listed(admission, "entries", f"limit=1&allow_partial=true&cursor={first['next']}")
     assert [entry["key"] for entry in following["entries"]] == ["l"]
     assert (following["missing"], following["complete"]) == ([0], False)
+
+
+async def test_worker_without_any_partition_gives_no_partial_list(tmp_path):
+    """How far behind it is would be unknown, which meets no bound."""
+    admission, _ = held(tmp_path)
+    admission._tasks.replicas.clear()  # type: ignore[attr-defined]
+    with pytest.raises(NoReplica):
+        await listed(admission, "entries", "allow_partial=true&max_record_lag=0")
+
+
+@pytest.mark.parametrize(
+    ("offsets", "missing"),
+    [(dict.fromkeys(range(400), 1), []), ({}, [0, 1]), ({}, [2]), ({}, [-1]), ({}, [2**63])],
+    ids=["too-many-offsets", "all-missing", "beyond", "negative", "huge"],
+)
+def test_cursor_that_no_server_issues_is_refused(tmp_path, offsets, missing):
+    """One that were read would take others' time, or leave out what nobody knows."""
+    admission, _ = held(tmp_path)
+    route = next(route for route in SCAN_ROUTES if route.items == "entries" and not route.keyed)
+    scan = make_scan(route, replace(admission.spec("counts"), partitions=2), None, ReadParameters())
+    at = encode_position(Position(log_digest("log"), offsets))
+    cursor = Cursor(scan.digest, b"\x01", at, tuple(missing))
+    with pytest.raises(BadParameter, match="cursor is invalid"):
+        Cursor.decode(cursor.encode(), scan)
+    issued = Cursor(scan.digest, b"\x01", encode_position(Position(log_digest("log"), {1: 2**62})), (0,))
+    assert Cursor.decode(issued.encode(), scan) == issued
 
 
 async def test_undecodable_value_is_not_reported_as_not_ready(tmp_path):
