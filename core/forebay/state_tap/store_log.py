@@ -86,7 +86,8 @@ class StoreLog:
             raise ChangelogError(
                 f"The log of {name!r} is also written by {', '.join(others)}: a copy of the state would delete "
                 "what the state does not have of it. Give the query a store of its own, or declare on_removal = "
-                f'"keep" in its spark_state. If a writer is gone for good: forebay changelog retire-writer {name}.'
+                f'"keep" in its spark_state. If the writer is gone for good: forebay changelog retire-writer '
+                f"{name} {others[0]}."
             )
         is_first = not take_over and self.last_position() is None
         if is_first and not self.content().is_empty():
