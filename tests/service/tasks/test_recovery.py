@@ -3,6 +3,7 @@
 import errno
 import math
 import shutil
+import sys
 import threading
 
 import pytest
@@ -425,7 +426,7 @@ def test_dying_restore_processes_fall_back_to_the_applier(tmp_path, changelog, m
     far_behind(changelog, monkeypatch)
     monkeypatch.setattr("forebay_worker.tasks.recovery._FALLEN_BEHIND", 0)
     monkeypatch.setattr(restoration, "_RETRY_S", 0.01)
-    monkeypatch.setattr(bulk_restore.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with started(tmp_path, changelog, StoreFactory, restore_processes=1) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager).get(TASKS[0]) == 101, "all is applied")
