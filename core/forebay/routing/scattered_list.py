@@ -19,6 +19,8 @@ FIRST_PAGES_BYTES = 2 << 20
 """What the first pages of a list may take together, unless its partitions are many: dozens of small lists that one
 client has in flight, behind a worker that hangs, are no reason to refuse it."""
 _LEAST_PAGE_BYTES = 64 << 10
+_CURSOR_FRAME_BYTES = 64
+"""Of a cursor, what is neither its key nor its position."""
 _MOST_ATTEMPTS = 256
 """In one problem, of a list over many partitions."""
 
@@ -73,6 +75,12 @@ class PartitionPages:
     def drained(self) -> bool:
         """Whether the current page is used up and there is another."""
         return self.page is not None and self.page.more and not self.page.keys
+
+    @property
+    def most_cursor_bytes(self) -> int:
+        """What the cursor of its next page takes at most, also as a body: a cursor is base64 of a key and a
+        position."""
+        return 0 if self.last is None else 4 * (len(self.last) + len(self.at or "") + _CURSOR_FRAME_BYTES) // 3
 
     def cursor(self, scan: Scan) -> str | None:
         """Where its next page starts, None at the beginning."""

@@ -53,6 +53,7 @@ from forebay_router.reads.replica_request import (
     TimedAnswer,
     may_be_elsewhere,
 )
+from forebay_router.reads.send_window import SendWindow
 from forebay_router.router import Router
 
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
@@ -87,8 +88,9 @@ async def batch_get(
             if keys.large:
                 memory.grow(len(body))
             tolerance = router.tolerance(spec, parameters)
-            batch = _BatchGet(router, spec, keys, query, parameters, deadline, tolerance, memory)
-            results = await batch.results()
+            with contextlib.closing(SendWindow(memory, spec.partitions)) as window:
+                batch = _BatchGet(router, spec, keys, query, parameters, deadline, tolerance, memory, window)
+                results = await batch.results()
             answer = await batch_answer_in_turns(keys, results)
             metrics.count_batch(store, results)
     except Problem as problem:
@@ -175,6 +177,7 @@ class _BatchGet:
     deadline_boot_ms: float
     tolerance: Tolerance
     memory: HeldMemory
+    window: SendWindow
     no_wait: bool = False
     """Workers are not to wait."""
 
@@ -236,7 +239,11 @@ class _BatchGet:
         undecided = set(timed_answers)
         everywhere = range(self.spec.partitions) if timed_answers else ()
         groups = [{partition: list(timed_answers)} for partition in everywhere]
-        async with contextlib.aclosing(self._as_completed(groups, until, _AttemptHistory())) as groups_done:
+        # The same for all.
+        sent = self.keys.body(list(timed_answers))
+        await self.window.reserve(len(sent), len(groups))
+        completed = self._as_completed(groups, until, _AttemptHistory(), sent)
+        async with contextlib.aclosing(completed) as groups_done:
             async for some in groups_done:
                 for indices, results, as_of_boot_ms in some:
                     for index, (status, body) in zip(indices, results, strict=True):
@@ -246,6 +253,7 @@ class _BatchGet:
                             undecided.discard(index)
                 if not undecided:
                     break
+        self.window.release()
         return await in_turns(self._verdict(index, of_one) for index, of_one in timed_answers.items())
 
     def _verdict(self, index: int, timed_answers: list[TimedAnswer]) -> _ResultGroup:
@@ -254,10 +262,10 @@ class _BatchGet:
         return _ResultGroup([index], [key_result(answer)], as_of_boot_ms)
 
     async def _as_completed(
-        self, groups: Iterable[_Places], until: float, history: _AttemptHistory
+        self, groups: Iterable[_Places], until: float, history: _AttemptHistory, body: bytes | None = None
     ) -> AsyncGenerator[list[_ResultGroup], None]:
         """Ask for all groups at once; if the consumer stops, the rest is stopped."""
-        tasks = [asyncio.create_task(self._ask(group, until, history)) for group in groups]
+        tasks = [asyncio.create_task(self._ask(group, until, history, body)) for group in groups]
         try:
             for task in asyncio.as_completed(tasks):
                 yield await task
@@ -265,19 +273,23 @@ class _BatchGet:
             for one in tasks:
                 one.cancel()
 
-    async def _ask(self, group: _Places, until: float, history: _AttemptHistory) -> list[_ResultGroup]:
+    async def _ask(
+        self, group: _Places, until: float, history: _AttemptHistory, body: bytes | None = None
+    ) -> list[_ResultGroup]:
         """Some partitions' results for their keys; keys that one replica refuses are asked of others."""
         indices = [index for at in group.values() for index in at]
         arriving = _ArrivingAnswer(self.memory)
-        request = self._request(next(iter(group)), indices, len(group) > 1, history.hosts)
+        body = self.keys.body(indices) if body is None else body
+        request = self._request(next(iter(group)), body, indices, len(group) > 1, history.hosts)
         read = ReplicaRead(self.router, replace(request, admit=arriving.admit), self.parameters, until)
-        answer = await read.run()
+        async with self.window.sending(len(body)):
+            answer = await read.run()
         arriving.settle(read.answer_bytes)
         if answer is not None and answer.status == AnswerTooLarge.status:
             require_size(self.router.settings.max_answer_bytes + 1, self.router.settings.max_answer_bytes)
         if answer is None or answer.status != 200 or read.answered_by is None:
             return await in_turns(self._without_answer(group, read, answer, history))
-        require_size(self.memory.held_bytes, self.router.settings.max_answer_bytes)
+        require_size(self.memory.held_bytes - self.window.held_bytes, self.router.settings.max_answer_bytes)
         statuses, bodies = read.decoded
         results = list(zip(statuses, bodies, strict=True))
         if OF_THE_REPLICA.isdisjoint(statuses):
@@ -328,7 +340,12 @@ class _BatchGet:
         return read.refusal(partition)
 
     def _request(
-        self, partition: int, places: Sequence[int], multi_partition: bool, excluded: frozenset[HostInfo]
+        self,
+        partition: int,
+        body: bytes,
+        places: Sequence[int],
+        multi_partition: bool,
+        excluded: frozenset[HostInfo],
     ) -> ReplicaRequest:
         path = f"/v1/stores/{quote(self.spec.name, safe='')}/batch-get".encode()
         target = path + b"?" + self.query if self.query else path
@@ -336,7 +353,7 @@ class _BatchGet:
             self.spec,
             partition,
             target,
-            self.keys.body(places),
+            body,
             accept=_FRAMES,
             dedicated_connection=True,
             multi_partition=multi_partition,

@@ -22,11 +22,13 @@ from forebay.rest.list_routes import ScanRoute
 from forebay.rest.parameters import ReadParameters, split_query
 from forebay.rest.retryable_statuses import TRANSIENT
 from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE, ScanPage
-from forebay.rest.scans import Scan, make_scan, posted_cursor, scan_head
+from forebay.rest.scans import Scan, make_scan, scan_head
 from forebay.routing.scattered_list import PartitionPages, ScatteredList, page_bytes_of
 from forebay_router.reads.refusals import nothing_read
 from forebay_router.reads.replica_read import ask
 from forebay_router.reads.replica_request import ReplicaRequest, TimedAnswer
+from forebay_router.reads.send_window import SendWindow
+from forebay_router.reads.sent_cursor import SentCursor
 from forebay_router.router import Router
 
 _FIRST_PAGE = 1_000
@@ -88,12 +90,14 @@ class Gather:
     no_page_after_boot_ms: float
     """When to stop requesting pages: a list that ends with a cursor is better than one that is cut."""
     memory: HeldMemory
+    window: SendWindow
     fetches: dict[int, _Fetch] = field(default_factory=lambda: defaultdict(_Fetch))
     refused: list[HttpAnswer] = field(default_factory=list)
     """Why partitions are missing."""
-    turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MOST_AT_ONCE))
     page_bytes: int = 0
     """How large a page may become."""
+    first_cursor: SentCursor | None = None
+    """That of all partitions' first pages: a long one is encoded once."""
 
     @classmethod
     async def begin(
@@ -115,12 +119,14 @@ class Gather:
         deadline = router.deadline(parameters)
         no_page_after = deadline - _LEFT_FOR_A_PAGE * (deadline - boot_ms())
         listed = ScatteredList.begin(scan, _partitions(router, scan), parameters.cursor)
-        gather = cls(router, listed, parameters, path, query, deadline, no_page_after, memory)
+        window = SendWindow(memory, _MOST_AT_ONCE)
+        gather = cls(router, listed, parameters, path, query, deadline, no_page_after, memory, window)
         at_once = min(len(listed.parts), _MOST_AT_ONCE)
         gather.page_bytes = page_bytes_of(at_once)
         reserved_bytes = at_once * gather.page_bytes
         await memory.reserve(reserved_bytes, _PART_FOR_ROOM * (deadline - boot_ms()))
         try:
+            await gather._reserve_first_cursors(_PART_FOR_ROOM * (deadline - boot_ms()))
             left_ms = time_reserved_for_retry_ms(router.tolerance(scan.spec, parameters), deadline - boot_ms())
             gather.deadline_boot_ms -= left_ms
             await gather._fetch(list(listed.parts.values()))
@@ -133,7 +139,16 @@ class Gather:
         finally:
             # Those that came are held now.
             memory.adjust(-reserved_bytes)
+            gather.window.release()
+            gather.first_cursor = None
         return gather
+
+    async def _reserve_first_cursors(self, within_ms: float) -> None:
+        """Hold what the first pages' requests take; raises ``Overloaded``."""
+        parts = list(self.listed.parts.values())
+        if parts and parts[0].most_cursor_bytes:
+            await self.window.reserve(parts[0].most_cursor_bytes, len(parts), within_ms)
+            self.first_cursor = SentCursor.of(parts[0], self.scan)
 
     def _require_any(self) -> None:
         """Raise the combined problem if no partition could be read."""
@@ -180,6 +195,7 @@ class Gather:
         for partition, fetch in self.fetches.items():
             fetch.cancel()
             self._count(partition, 0)
+        self.window.close()
 
     def _count(self, partition: int, page_bytes: int) -> None:
         fetch = self.fetches[partition]
@@ -266,23 +282,21 @@ class Gather:
         fetch.size = min(2 * fetch.size, _LARGEST_PAGE)
         query = [item.received for item in split_query(self.query) if item.name not in _NOT_FORWARDED]
         query.append(b"limit=%d" % limit)
-        body, cursor = None, part.cursor(self.scan)
-        if cursor is not None:
-            body = posted_cursor(cursor)
-            if body is None:
-                query.append(b"cursor=" + cursor.encode())
-        request = ReplicaRequest(
-            self.scan.spec,
-            part.partition,
-            self.path + b"?" + b"&".join(query),
-            body,
-            accept=_FRAMES,
-            dedicated_connection=True,
-            page_bytes=self.page_bytes,
-            decode=partial(decoded_in_turn, ScanPage.decode),
-            scan_head=scan_head(self.scan),
-        )
-        async with self.turns:
+        async with self.window.sending(part.most_cursor_bytes):
+            # Encoded in its turn: those that wait take nothing.
+            cursor = self.first_cursor if part.page is None else None
+            cursor = cursor or SentCursor.of(part, self.scan)
+            request = ReplicaRequest(
+                self.scan.spec,
+                part.partition,
+                self.path + b"?" + b"&".join([*query, *cursor.query]),
+                cursor.body,
+                accept=_FRAMES,
+                dedicated_connection=True,
+                page_bytes=self.page_bytes,
+                decode=partial(decoded_in_turn, ScanPage.decode),
+                scan_head=scan_head(self.scan),
+            )
             return await ask(self.router, request, self.parameters, self.deadline_boot_ms)
 
 

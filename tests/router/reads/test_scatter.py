@@ -15,6 +15,7 @@ from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.limits import HeldMemory, Limit, Peer
 from forebay.rest.list_routes import SCAN_ROUTES
 from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters
+from forebay.rest.posted_cursor import continued
 from forebay.rest.scan_pages import ScanPage
 from forebay.rest.scans import Cursor
 from forebay.routing.scattered_list import FIRST_PAGES_BYTES
@@ -23,7 +24,7 @@ from forebay.streams_metadata import HostInfo
 from forebay_router.reads import scatter
 from forebay_router.reads.refusals import Attempt, late, refusal
 from forebay_router.reads.replica_request import TimedAnswer
-from forebay_router.reads.scatter import Gather, ScanRefused
+from forebay_router.reads.scatter import Gather, ScanBroken, ScanRefused
 
 ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
 POSITION = encode_position(Position(log_digest("sqlite:log"), {0: 1}))
@@ -57,8 +58,9 @@ class Workers:
         self.requested: list[int] = []
         self.preferred: list[str] = []
         self.targets: list[bytes] = []
+        self.bodies: list[bytes | None] = []
         self.memory = Limit("memory", 64 << 20, "no memory")
-        self.at_once = self.most_at_once = 0
+        self.at_once = self.most_at_once = self.most_held_bytes = 0
 
     def router(self):
         return SimpleNamespace(
@@ -72,16 +74,20 @@ class Workers:
         self.requested.append(request.partition)
         self.preferred.append(parameters.prefer)
         self.targets.append(request.target)
+        self.bodies.append(request.body)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
+        self.most_held_bytes = max(self.most_held_bytes, self.memory.used)
         try:
             await asyncio.sleep(self._pause_s)
             return self._pages[request.partition].pop(0)
         finally:
             self.at_once -= 1
 
-    async def gather(self, query: bytes = b"", memory: HeldMemory | None = None) -> Gather:
-        parameters = parse_parameters(query, ENTRIES_PARAMETERS)
+    async def gather(
+        self, query: bytes = b"", memory: HeldMemory | None = None, cursor: str | None = None
+    ) -> Gather:
+        parameters = continued(parse_parameters(query, ENTRIES_PARAMETERS), cursor)
         memory = memory or HeldMemory(self.memory, Peer("a"))
         return await Gather.begin(self.router(), ENTRIES, "s", None, b"/", query, parameters, memory)
 
@@ -292,6 +298,48 @@ async def test_lists_begin_and_read_ahead_only_while_there_is_memory():
     workers.memory.count(another, -FIRST_PAGES_BYTES)
     gather.drop()
     assert (held.held_bytes, workers.memory.used) == (0, 0)
+
+
+@pytest.mark.parametrize(("key_bytes", "at_once"), [(100, 8), (400_000, 3), (1_200_000, 1)])
+async def test_lists_after_long_keys_ask_few_partitions_at_once(key_bytes, at_once):
+    """The cursor is encoded once, and counted for each partition that is asked."""
+    workers = Workers(*([page(b"\x02", Lag(0, 0, 0), more=False)] for _ in range(8)), pause_s=0.001)
+    held = HeldMemory(workers.memory, Peer("a"))
+    scan = (await Workers([page(b"\x02", Lag(0, 0, 0), more=False)]).gather()).scan
+    cursor = Cursor(scan.digest, b"\x01" + b"x" * key_bytes).encode()
+    gather = await workers.gather(memory=held, cursor=cursor)
+    assert len(workers.requested) == 8
+    assert workers.most_at_once == at_once
+    assert all(body is workers.bodies[0] for body in workers.bodies)
+    assert workers.most_held_bytes >= FIRST_PAGES_BYTES + at_once * len(cursor)
+    assert held.held_bytes < 8_000
+    gather.drop()
+    assert (held.held_bytes, workers.memory.used) == (0, 0)
+
+
+async def test_lists_after_long_keys_begin_only_with_memory():
+    workers = Workers([page(b"\x02", Lag(0, 0, 0), more=False)])
+    scan = (await workers.gather()).scan
+    workers.memory = Limit("memory", FIRST_PAGES_BYTES * 3 // 2, "no memory")
+    cursor = Cursor(scan.digest, b"\x01" + b"x" * (FIRST_PAGES_BYTES // 2)).encode()
+    with pytest.raises(Overloaded, match="no memory"):
+        await workers.gather(b"timeout_ms=1", cursor=cursor)
+    assert (len(workers.requested), workers.memory.used) == (1, 0)
+
+
+async def test_later_pages_after_long_keys_are_sent_one_by_one():
+    """Each partition's page ends at another long key."""
+    keys = [b"\x01%c" % letter + b"x" * 1_200_000 for letter in b"abc"]
+    workers = Workers(*([page(key, Lag(0, 0, 0), more=True), REFUSED] for key in keys), pause_s=0.001)
+    gather = await workers.gather()
+    workers.most_at_once = 0
+    with pytest.raises(ScanBroken):
+        async for _ in gather.body():
+            pass
+    assert workers.most_at_once == 1
+    assert workers.most_held_bytes >= 1_600_000
+    gather.drop()
+    assert workers.memory.used == 0
 
 
 async def test_a_later_page_asks_for_the_position_of_the_one_before():
