@@ -317,7 +317,7 @@ class BodyTooLarge(Problem):
 
 
 class AnswerTooLarge(Problem):
-    """The answer would be larger than ``max_answer_bytes``. Ask for fewer keys at once."""
+    """The answer would be larger than ``max_answer_bytes``. Ask for fewer keys or entries at once."""
 
     status, name, title = 413, "answer-too-large", "The answer would be too large"
 

@@ -45,7 +45,7 @@ from forebay.rest.batches import key_too_long
 from forebay.rest.hosts import AllowedHosts
 from forebay.rest.http10 import WholeAnswers
 from forebay.rest.large_answers import LargeAnswer, LargeResponse
-from forebay.rest.limits import HeldMemory
+from forebay.rest.limits import HeldMemory, Limits
 from forebay.rest.parameters import split_query
 from forebay.rest.request_guard import OPEN_PATHS, Guard, HostGuard, is_unknown
 from forebay.rest.ticket_parameter import TicketParameter
@@ -242,8 +242,10 @@ def make_application(
     tickets: Tickets,
     hosts: AllowedHosts,
     refusals: Counter[int],
+    limits: Limits,
     max_key_bytes: int,
     max_answer_bytes: int,
+    request_timeout_ms: int,
     lifespan: Any = None,
 ) -> FastAPI:
     """An application with the ops paths, problem answers and raw-path routing of both tiers.
@@ -266,7 +268,7 @@ def make_application(
     app.add_middleware(KeyLengths, max_key_bytes=max_key_bytes)
     if authenticator is not None:
         app.add_middleware(Guard, authenticator=authenticator, tickets=tickets, refusals=refusals)
-    app.add_middleware(WholeAnswers, max_answer_bytes=max_answer_bytes)
+    app.add_middleware(WholeAnswers, limits=limits, max_answer_bytes=max_answer_bytes, piece_ms=request_timeout_ms)
     # Added after the guard, so it runs before that: a browser may read why it was refused.
     options = cors_options(cors_allow_origins)
     if options is not None:

@@ -12,7 +12,9 @@ from forebay.bearer_tokens import TokensFile
 from forebay.errors import NotReady, Problem
 from forebay.rest.application import make_application
 from forebay.rest.hosts import allowed_hosts
+from forebay.rest.limits import Limits
 from forebay.rest.tickets import Tickets, make_ticket_key
+from forebay.settings import RouterSettings, load_settings
 from forebay.streams_metadata import HostInfo
 from tests.support.tokens import header_of, token_of
 
@@ -36,8 +38,10 @@ async def readyz(tokens: Path | None, headers: dict[str, str]) -> httpx.Response
         tickets=Tickets(make_ticket_key, authenticator),
         hosts=allowed_hosts([HostInfo("127.0.0.1", 1)], ("here",)),
         refusals=Counter(),
+        limits=Limits(RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1"}, {}))),
         max_key_bytes=4_096,
         max_answer_bytes=1 << 20,
+        request_timeout_ms=1_000,
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
         return await client.get("/readyz", headers=headers)
