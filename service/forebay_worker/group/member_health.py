@@ -1,4 +1,8 @@
-"""A member's health: whether its machine takes what the group would give it."""
+"""A member's health: whether its machine takes what the group would give it.
+
+Whether it lives at all, the broker says where the group is Kafka's, and with SQLite its lease
+(``sqlite.lease_database``).
+"""
 
 from __future__ import annotations
 
