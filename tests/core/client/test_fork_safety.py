@@ -116,7 +116,8 @@ def test_forked_process_opens_its_own_async_connections(server):
             assert len(hosts) == 2
             assert all(host.isdigit() for host in hosts)
             assert not hosts & {connection, seen.host}
-            assert await read(client) == connection
+            # Its own, or another, if the children took longer than an idle one is kept.
+            assert await read(client) not in hosts
 
     def in_child(client: AsyncClient) -> str:
         return str(Child(lambda: asyncio.run(read(client))).result())
