@@ -17,6 +17,7 @@ ForebayError
 │   ├── TopicMissing
 │   ├── TopicRefused
 │   ├── PartitionCountMismatch
+│   │   └── PartitionsAdded     the log was given more than the topology has
 │   ├── ChangelogElsewhere
 │   ├── BatchConflict
 │   └── RecordDamaged           a record of the log is not as it was written
@@ -133,6 +134,10 @@ class TopicMissing(ChangelogError):
 
 class PartitionCountMismatch(ChangelogError):
     """The log has another number of partitions than the topology; a new count means a new store."""
+
+
+class PartitionsAdded(PartitionCountMismatch):
+    """The log was given more partitions than the topology has."""
 
 
 class ChangelogElsewhere(ChangelogError):
@@ -274,7 +279,9 @@ class WrongStoreKind(Problem):
 
 
 class PositionOfAnotherLog(Problem):
-    """The ``min_position`` token belongs to another log, such as the one before a reset."""
+    """The ``min_position`` token belongs to another log, such as the one before a reset, or to a part of the log
+    that was lost.
+    """
 
     status, name, title = 409, "position-of-another-log", "The position belongs to another log"
 
@@ -365,7 +372,9 @@ class LogDiverged(Problem):
 
 
 class PartitionerMismatch(Problem):
-    """Some keys are in other partitions than the store's partitioner computes, so a miss proves nothing."""
+    """Some keys are in other partitions than the store's partitioner computes, so a miss proves nothing, and no
+    lag can be proven. A wait or another replica does not help.
+    """
 
     status, name, title = 503, "partitioner-mismatch", "Keys are not where the partitioner puts them"
 

@@ -1,7 +1,7 @@
 """Position tokens: "read at least this", opaque to clients.
 
-A token is base64url of a version byte, eight bytes of the log's identity, then pairs of unsigned LEB128
-numbers: partition, position.
+A token is base64url of a version byte, eight bytes of the log's identity, then unsigned LEB128 numbers in threes:
+partition, position, and one more than the epoch of the last record before it, 0 if that is not known.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from forebay.errors import BadParameter
+from forebay.log_epochs import OffsetAndEpoch
 
-_VERSION = 1
+_VERSION = 2
 _LOG_BYTES = 8
-_MOST_CHARACTERS_OF_A_LOG, _MOST_CHARACTERS_OF_AN_OFFSET = 16, 20
-"""A partition takes three bytes at most, an offset ten, and base64 a third more."""
+_MOST_CHARACTERS_OF_A_LOG, _MOST_CHARACTERS_OF_AN_OFFSET = 16, 32
+"""A partition takes three bytes at most, an offset and an epoch ten each, and base64 a third more."""
 
 
 class Position(NamedTuple):
@@ -26,6 +27,18 @@ class Position(NamedTuple):
 
     log: bytes
     offsets: Mapping[int, int]
+    epochs: Mapping[int, int] = {}
+    """Those of the last records before the offsets, where they are known."""
+
+    def point(self, partition: int) -> OffsetAndEpoch | None:
+        """The point in a partition's history, None if its epoch is not known."""
+        epoch = self.epochs.get(partition)
+        return None if epoch is None else OffsetAndEpoch(self.offsets[partition], epoch)
+
+    def of(self, partition: int) -> Position:
+        """The position of one of its partitions."""
+        epochs = {partition: self.epochs[partition]} if partition in self.epochs else {}
+        return Position(self.log, {partition: self.offsets[partition]}, epochs)
 
     def at_least(self, other: Position) -> bool:
         """Whether every partition of ``other`` is reached here."""
@@ -45,13 +58,15 @@ def encode_position(position: Position) -> str:
     for partition in sorted(position.offsets):
         raw += encode_leb128(partition)
         raw += encode_leb128(position.offsets[partition])
+        raw += encode_leb128(position.epochs.get(partition, -1) + 1)
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
 @lru_cache(maxsize=4096)
-def partition_position(log: str, partition: int, offset: int) -> str:
+def partition_position(log: str, partition: int, offset: int, epoch: int | None = None) -> str:
     """The position that an answer from one partition carries: ``offset`` is an upper bound of what it contains."""
-    return encode_position(Position(log_digest(log), {partition: offset}))
+    epochs = {} if epoch is None else {partition: epoch}
+    return encode_position(Position(log_digest(log), {partition: offset}, epochs))
 
 
 def decode_position(token: str) -> Position:
@@ -61,13 +76,14 @@ def decode_position(token: str) -> Position:
         if raw[0] != _VERSION or len(raw) < 1 + _LOG_BYTES:
             raise ValueError
         numbers = read_leb128(raw[1 + _LOG_BYTES :])
-        offsets = dict(zip(numbers[::2], numbers[1::2], strict=True))
+        offsets = dict(zip(numbers[::3], numbers[1::3], strict=True))
+        epochs = {partition: next_ - 1 for partition, next_ in zip(offsets, numbers[2::3], strict=True) if next_}
     except (binascii.Error, ValueError, IndexError):
         raise BadParameter(
             f"The position {token!r} is not a position token; use one from an earlier answer.",
             parameter="min_position",
         ) from None
-    return Position(raw[1 : 1 + _LOG_BYTES], offsets)
+    return Position(raw[1 : 1 + _LOG_BYTES], offsets, epochs)
 
 
 def most_position_characters(partitions: int) -> int:
@@ -85,9 +101,22 @@ def later_position(one: str | None, other: str | None) -> str | None:
     a, b = decode_position(one), decode_position(other)
     if a.log != b.log:
         return other
-    partitions = a.offsets.keys() | b.offsets.keys()
-    merged = {p: max(a.offsets.get(p, 0), b.offsets.get(p, 0)) for p in partitions}
-    return encode_position(Position(a.log, merged))
+    return encode_position(merged_position([a, b]))
+
+
+def merged_position(positions: Sequence[Position]) -> Position:
+    """The latest of several positions of one log, partition by partition."""
+    offsets: dict[int, int] = {}
+    epochs: dict[int, int] = {}
+    for position in positions:
+        for partition, offset in position.offsets.items():
+            if offset < offsets.get(partition, 0):
+                continue
+            offsets[partition] = offset
+            epochs.pop(partition, None)
+            if partition in position.epochs:
+                epochs[partition] = position.epochs[partition]
+    return Position(positions[0].log, offsets, epochs)
 
 
 def encode_leb128(number: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from forebay.log_epochs import EpochStart, OffsetAndEpoch
 from forebay.task_ids import TopicPartition
 
 
@@ -38,8 +39,9 @@ class CommittedOffset(NamedTuple):
     since were missed."""
     queries: Mapping[str, str] = {}
     """The query of each writer's newest heartbeat."""
-    misplaced_key: str | None = None
-    """A key, in hexadecimal, that was found in a partition where the partitioner does not put it."""
+    misplaced_keys: Sequence[str] = ()
+    """Keys as in the log, in hexadecimal, that were found in a partition where the partitioner does not put
+    them."""
     partitions_found: int | None = None
     """How many partitions the log was found to have, if not as many as the topology."""
     tombstone_floor: int = 0
@@ -51,6 +53,13 @@ class CommittedOffset(NamedTuple):
     filling: Sequence[str] = ()
     """The writers that are filling the log with what their sources hold: until they end, a missing key proves
     nothing."""
+    replay_beginning: int | None = None
+    """Where the log began when the replay did, None in offsets of before."""
+    proof: OffsetAndEpoch | None = None
+    """The point after the last record applied, by which the log is recognised: a log without it is another, or was
+    cut. None if no record was applied, or the log has no epochs."""
+    epochs: Sequence[EpochStart] = ()
+    """The newest epochs of the log, as far as records of them were applied."""
 
     @property
     def last_end_reached_epoch_ms(self) -> float | None:
@@ -70,13 +79,17 @@ class CommittedOffset(NamedTuple):
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> CommittedOffset:
         """The inverse of ``document``; members that this version does not know are ignored."""
-        return cls(
+        offset = cls(
             **{
                 field: document[stored]
                 for field in cls._fields
                 if (stored := _STORED_NAMES.get(field, field)) in document
             }
         )
+        if offset.proof is None:
+            return offset
+        epochs = tuple(EpochStart(*start) for start in offset.epochs)
+        return offset._replace(proof=OffsetAndEpoch(*offset.proof), epochs=epochs)
 
 
 _STORED_NAMES = {"restored": "complete", "last_caught_up_epoch_ms": "current_until_epoch_ms"}

@@ -70,6 +70,8 @@ class StoreSpec:
     """What happens at a record that does not fit the codecs of an external store: ``stop`` or ``skip``."""
     accept_uncompacted: bool = False
     """Whether to accept a topic that deletes by time, although a rebuilt store lacks what was deleted."""
+    accept_misplaced: bool = False
+    """Whether to state lags although keys are in partitions where the partitioner does not put them."""
     spark_state: SparkState | None = field(default=None, metadata={_OF_THE_WRITER: True})
     """The state of a Spark query that the store has, None if a sink or others write its log."""
 

@@ -89,7 +89,7 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
     name = name_field(table, "name", f"a store of {where}")
     where = f"store {name!r}"
     tolerance = ("max_record_lag", "max_time_lag_ms", "max_age_ms")
-    external = ("external", "on_bad_value", "accept_uncompacted")
+    external = ("external", "on_bad_value", "accept_uncompacted", "accept_misplaced")
     common = {
         "name",
         "kind",
@@ -133,6 +133,7 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
         external=boolean_field(table, "external", where),
         on_bad_value=_on_bad_value(table, where),
         accept_uncompacted=boolean_field(table, "accept_uncompacted", where),
+        accept_misplaced=boolean_field(table, "accept_misplaced", where),
         spark_state=_spark_state(table, kind, where),
         latest_by=_latest_by(table, kind, where),
         **durations,

@@ -48,7 +48,7 @@ from forebay.rest.key_changes import resumed
 from forebay.rest.large_answers import LargeAnswer
 from forebay.rest.large_batches import batch_answer_in_turns, results_by_now
 from forebay.rest.limits import HeldMemory, Peer
-from forebay.rest.parameters import ReadParameters, parse_parameters
+from forebay.rest.parameters import WORKER_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.posted_cursor import continued, cursor_of_body
 from forebay.rest.routes import (
     BATCH_ROUTE,
@@ -167,7 +167,7 @@ def make_app(
 
 
 def _endpoint(worker: Worker, route: ReadRoute, metrics: WorkerMetrics) -> Callable[[Request], Any]:
-    known = route.parameters | {"partition"}
+    known = route.parameters | WORKER_PARAMETERS
 
     async def endpoint(request: Request) -> Response:
         begun_s = perf_counter()
@@ -265,7 +265,7 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
             memory = held.enter_context(worker.limits.memory_of(peer))
             try:
                 query = request.scope["query_string"]
-                parameters = parse_parameters(query, BATCH_ROUTE.parameters | {"partition"})
+                parameters = parse_parameters(query, BATCH_ROUTE.parameters | WORKER_PARAMETERS)
                 body = await body_of(request, MOST_BODY_BYTES, memory)
                 answer: HttpAnswer | LargeAnswer
                 answer = await for_client(request, _batch_answer(worker, request, body, parameters, peer, memory))
@@ -326,7 +326,7 @@ async def _batch(
 
 
 def _changes_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request], Any]:
-    known = CHANGES_ROUTE.parameters | {"partition"}
+    known = CHANGES_ROUTE.parameters | WORKER_PARAMETERS
 
     async def endpoint(request: Request) -> Response:
         try:

@@ -7,7 +7,7 @@ import logging
 import threading
 
 from forebay.changelog import Changelog
-from forebay.errors import ChangelogError, ChangelogUnreachable, TopicMissing
+from forebay.errors import ChangelogError, ChangelogUnreachable, PartitionsAdded, TopicMissing, TopicRefused
 from forebay.store_spec import StoreSpec
 from forebay.topology import Topology
 from forebay_worker.state.directory import StateDirectory
@@ -74,7 +74,7 @@ class TopicCreation:
     def _create_first(self) -> None:
         try:
             for spec in list(self._left):
-                self._ensure(spec)
+                self._ensure_unless_built(spec)
         except ChangelogUnreachable as error:
             log.warning("%s", error)
         except Exception as error:
@@ -94,6 +94,17 @@ class TopicCreation:
                 # A cluster that is just starting refuses for a while what it accepts later.
                 storage_fault = storage_fault or str(error)
         return storage_fault
+
+    def _ensure_unless_built(self, spec: StoreSpec) -> None:
+        """Check a topic; one that there is state of may have become unsuitable since, which is no reason not to
+        serve that, and other stores."""
+        try:
+            self._ensure(spec)
+        except (PartitionsAdded, TopicRefused) as error:
+            if spec.name not in self._built:
+                raise
+            log.error("%s Its state is served meanwhile.", error)
+            self._left.remove(spec)
 
     def _ensure(self, spec: StoreSpec) -> None:
         built = spec.name in self._built

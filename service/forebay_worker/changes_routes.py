@@ -15,7 +15,7 @@ from forebay.rest.answers import NO_STORE, HttpAnswer, problem_answer
 from forebay.rest.application import body_of, respond
 from forebay.rest.batches import MOST_BODY_BYTES
 from forebay.rest.client_disconnect import for_client
-from forebay.rest.parameters import ReadParameters, parse_parameters
+from forebay.rest.parameters import WORKER_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.routes import STORE_CHANGES_ROUTE, Endpoint, add_store_changes_route, crashes_counted
 from forebay.rest.store_changes.cursors import ChangesCursor
 from forebay.rest.store_changes.endpoint import open_stream
@@ -28,7 +28,7 @@ from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.reads.store_changes import StoreChanges
 from forebay_worker.worker import Worker
 
-_PARAMETERS = STORE_CHANGES_ROUTE.parameters | {"partition"}
+_PARAMETERS = STORE_CHANGES_ROUTE.parameters | WORKER_PARAMETERS
 _HEAD = b"content-type: " + CHANGES_MEDIA_TYPE.encode() + b"\r\n" + NO_STORE
 
 

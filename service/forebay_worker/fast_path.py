@@ -11,14 +11,14 @@ from forebay.fast_path import FastPathProtocol, KeyHandler, RecognisedBatch, Req
 from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.batches import batch_answer, is_large, read_batch_keys
 from forebay.rest.large_answers import MOST_AT_ONCE_BYTES
-from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
+from forebay.rest.parameters import KEY_PARAMETERS, WORKER_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.reads.keys import Batched
 from forebay_worker.reads.staleness_check import Refused
 from forebay_worker.worker import Worker
 
-_KNOWN = KEY_PARAMETERS | {"partition"}
+_KNOWN = KEY_PARAMETERS | WORKER_PARAMETERS
 _MOST_REMEMBERED = 4096
 _LEAST_ROOM_BYTES = 64 << 10
 """There must be for a batch: how much its answer takes is known, and counted, only once it is sent."""

@@ -165,7 +165,7 @@ class Worker:
             behind = [
                 f"{replica.spec.name}-{replica.task.partition}"
                 for replica in self.tasks.replicas.values()
-                if not replica.view.consistent or not self._is_near(self.admission.proven_lag(replica)[1])
+                if not replica.view.consistent or not self._is_near(replica)
             ]
             if behind:
                 return NotReady(f"{len(behind)} replicas are not caught up yet.", retry_after_s=1, behind=behind)
@@ -223,6 +223,7 @@ class Worker:
             open_transaction_records=view.progress.open_transaction_records,
             restored=view.restored,
             failure=UNSET if replica.stopped_by is None else replica.stopped_by,
+            notices=replica.notices or UNSET,
         )
         restoration = self.tasks.bulk_restore.restoring(replica)
         if restoration is None:
@@ -254,10 +255,11 @@ class Worker:
                 str(self.host),
                 role,
                 lag,
-                lagging=lag.record_lag is not None and not self._is_near(lag),
+                lagging=lag.record_lag is not None and not self._is_near(replica),
                 failure=replica.stopped_by,
                 restored_records=None if restoration is None else restoration.records,
                 restore_seconds_left=None if restoration is None else restoration.seconds_left,
+                notices=replica.notices,
             )
         ]
 
@@ -329,17 +331,18 @@ class Worker:
         position: the log may have gone on by the time it is read."""
         if not replica.view.restored:
             return INCOMPLETE
-        role, lag = self.admission.proven_lag(replica)
-        return CAUGHT_UP if role == "active" and self._is_near(lag) else replica.view.progress.position
+        role, _ = self.admission.lag(replica)
+        return CAUGHT_UP if role == "active" and self._is_near(replica) else replica.view.progress.position
 
     @property
     def _rack(self) -> str:
         """Workers on one machine fail together."""
         return self.settings.rack or self.host.host
 
-    def _is_near(self, lag: Lag) -> bool:
-        """Whether a lag is known, and acceptable for an active."""
-        return lag.record_lag is not None and lag.record_lag <= self.settings.acceptable_recovery_lag
+    def _is_near(self, replica: Replica) -> bool:
+        """Whether its lag is known, and acceptable for an active."""
+        behind = self.admission.records_behind(replica)
+        return behind is not None and behind <= self.settings.acceptable_recovery_lag
 
     def _on_assignment(self, info: AssignmentInfo) -> None:
         me = self._directory.process_id

@@ -11,7 +11,17 @@ repeatable = settings(derandomize=True, deadline=None, max_examples=200)
 
 offsets = st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), max_size=6)
 logs = st.sampled_from([log_digest("one"), log_digest("two")])
-positions = st.builds(Position, logs, offsets)
+points = st.dictionaries(
+    st.integers(0, 2**31 - 1), st.tuples(st.integers(0, 2**63 - 1), st.none() | st.integers(0, 2**62)), max_size=6
+)
+
+
+def at_points(log: bytes, held: dict[int, tuple[int, int | None]]) -> Position:
+    epochs = {partition: epoch for partition, (_, epoch) in held.items() if epoch is not None}
+    return Position(log, {partition: offset for partition, (offset, _) in held.items()}, epochs)
+
+
+positions = st.builds(at_points, logs, points)
 
 LOG = log_digest("log")
 
@@ -44,12 +54,13 @@ def token(raw: bytes) -> str:
         "not a token",
         "é",
         "AQ",
-        token(b"\x01" + LOG[:-1]),
-        token(b"\x02" + LOG),
-        token(b"\x01" + LOG + b"\x05"),
-        token(b"\x01" + LOG + b"\x05\x80"),
-        token(b"\x01" + LOG + b"\x05\x06\x80"),
-        token(b"\x01" + LOG + b"\x05" + b"\x80" * 10 + b"\x01"),
+        token(b"\x02" + LOG[:-1]),
+        token(b"\x01" + LOG),
+        token(b"\x02" + LOG + b"\x05"),
+        token(b"\x02" + LOG + b"\x05\x06"),
+        token(b"\x02" + LOG + b"\x05\x80"),
+        token(b"\x02" + LOG + b"\x05\x06\x07\x80"),
+        token(b"\x02" + LOG + b"\x05" + b"\x80" * 10 + b"\x01"),
         encode_position(Position(LOG, {0: 300}))[:-1],
         encode_position(Position(LOG, {0: 5})) + "\n",
     ],
@@ -63,7 +74,7 @@ def test_malformed_position_names_min_position(malformed: str) -> None:
 
 @repeatable
 @given(st.text(max_size=40) | st.binary(max_size=30).map(token) | st.binary(max_size=12).map(
-    lambda tail: token(b"\x01" + LOG + tail)))  # fmt: skip
+    lambda tail: token(b"\x02" + LOG + tail)))  # fmt: skip
 def test_any_text_is_either_a_position_or_a_bad_parameter(text: str) -> None:
     try:
         position = decode_position(text)

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from examples.broker import ROOT, Broker, java
@@ -446,3 +447,42 @@ def test_changelog_commands_list_reset_and_retire(kafka_cluster):
     compacted = forebay(cluster, "changelog", "compact", "counts")
     assert "on Kafka, see the topic's cleanup.policy" in compacted.stderr
     assert compacted.returncode != 0
+
+
+def test_replicas_agree_after_records_were_deleted_from_the_log(cluster):
+    spec = cluster.topology.stores["counts"]
+    ends = cluster.put("counts", {b"k%d" % i: b'"old"' for i in range(KEYS)})
+    cluster.put("counts", {b"k0": b'"new"'})
+    first = cluster.start_worker()
+    wait_until(lambda: values(first, ["k0"]) == ["new"], "the records")
+    partition = cluster.partition(spec, b"k0")
+    admin = AdminClient(cluster.changelog.kafka.librdkafka())
+    # Kafka deletes from no other topics; this policy by itself deletes nothing.
+    configure(cluster, "counts", cleanup_policy="compact,delete", retention_ms="-1")
+    deleted_to = KafkaTopicPartition(spec.topic, partition, ends[partition])
+    admin.delete_records([deleted_to])[deleted_to].result(10)
+    second = cluster.start_worker()
+    keys = [f"k{i}" for i in range(KEYS) if cluster.partition(spec, b"k%d" % i) == partition]
+
+    def answers(address: str) -> list[Any]:
+        return [(read(address, key).status_code, read(address, key).json().get("value")) for key in keys]
+
+    gone = [(200, "new") if key == "k0" else (404, None) for key in keys]
+    wait_until(lambda: answers(first) == answers(second) == gone, "equal answers", 40)
+
+
+def test_a_policy_that_changes_is_a_finding_and_stops_no_start(cluster):
+    put_all(cluster, "old")
+    worker = cluster.start_worker()
+    configure(cluster, "counts", cleanup_policy="delete", retention_ms="3600000")
+
+    def finding() -> dict[str, Any]:
+        found = cluster.get(worker, "/v1/health")["findings"]
+        return next((one for one in found if one["kind"] == "topic-loses-records"), {})
+
+    wait_until(finding, "the finding")
+    assert "cleanup.policy=compact" in finding()["remedy"]
+    cluster.kill(worker, signal.SIGTERM)
+    cluster.start_worker(worker)
+    assert shows_all(worker, "old")
+    wait_until(finding, "the finding after a restart")

@@ -36,7 +36,10 @@ def held(directory: Path, partition: int = 0, **of_the_store: object) -> tuple[A
     replica.publish(progress=progress, restored=True)
     metadata = StreamsMetadataState(topology.stores, local_lags=dict)
     replicas = {("counts", partition): replica}
-    tasks, membership = SimpleNamespace(replicas=replicas), SimpleNamespace(lease_until_boot_ms=now + 60_000)
+    tasks, membership = (
+        SimpleNamespace(replicas=replicas, doubts={}),
+        SimpleNamespace(lease_until_boot_ms=now + 60_000),
+    )
     return Admission(topology, metadata, "here:1", tasks, membership, 5_000), replica
 
 

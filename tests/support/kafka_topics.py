@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from forebay.changelog import Batch, Record, Wake
 from forebay.changelog.kafka.changelog import KafkaChangelog
+from forebay.log_epochs import OffsetAndEpoch
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from tests.support.cluster import wait_until
@@ -72,13 +73,15 @@ class Reader:
     tp: TopicPartition
     position: int = 0
     replay: bool = False
+    proof: OffsetAndEpoch | None = None
+    """The one to begin with, then that of the newest batch."""
     batches: list[Batch] = field(default_factory=list)
     looks: list[float] = field(default_factory=list)
     """Requests for the log's end, whenever nothing was new."""
 
     def __enter__(self) -> "Reader":
         self.consumer = self.changelog.consumer(replay=self.replay)
-        self.consumer.assign(self.tp, self.position)
+        self.consumer.assign(self.tp, self.position, self.proof)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -88,6 +91,8 @@ class Reader:
         self.consumer.wait(Wake(), 0.02)
         polled = self.consumer.poll(most)
         self.batches += polled
+        for batch in polled:
+            self.proof = batch.proof(self.proof)
         looked_boot_ms, current = self.consumer.current()
         self.looks += [looked_boot_ms] * (self.tp in current)
         return polled

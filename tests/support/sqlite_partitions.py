@@ -27,7 +27,7 @@ def append(
 
 
 def beat(path: str, value: bytes = b"{}", *, query: str = "q", writer: str = "w") -> int:
-    return sqlite_writers.append_heartbeat(path, writer=writer, query_id=query, value=value)[1]
+    return sqlite_writers.append_heartbeat(path, writer=writer, query_id=query, value=value)[1][0]
 
 
 def logged(path: str) -> list[Logged]:

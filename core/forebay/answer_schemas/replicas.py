@@ -11,6 +11,10 @@ from forebay.answer_schemas.members import Figure, Host, Natural, Role
 Failure: TypeAlias = Annotated[
     str | UnsetType, Meta(description="Why records cannot be applied, or the log cannot be read.")
 ]
+Notices: TypeAlias = Annotated[
+    dict[str, str] | UnsetType,
+    Meta(description="What is wrong with the log or with where keys are, and the remedy, by kind."),
+]
 RestoreSecondsLeft: TypeAlias = Annotated[
     Figure | UnsetType, Meta(description="At the pace so far; null until that is known.")
 ]
@@ -26,6 +30,7 @@ class ReplicaReport(Struct, frozen=True):
     time_lag_ms: Figure
     age_ms: Figure
     failure: Failure = UNSET
+    notices: Notices = UNSET
     restored_records: Natural | UnsetType = UNSET
     restore_seconds_left: RestoreSecondsLeft = UNSET
 

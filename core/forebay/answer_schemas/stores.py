@@ -27,6 +27,7 @@ class StoreDescription(Struct, frozen=True, kw_only=True):
     external: bool
     on_bad_value: Literal["stop", "skip"]
     accept_uncompacted: bool
+    accept_misplaced: bool = False
     window_size_ms: OptionalNatural = UNSET
     retention_ms: OptionalNatural = UNSET
     gap_ms: OptionalNatural = UNSET

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from forebay.changelog.eventfd import Wake
 from forebay.errors import ChangelogError, TopicMissing
 from forebay.lag import EndOffset
+from forebay.log_epochs import EpochStart, OffsetAndEpoch, epoch_before
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 
@@ -98,8 +99,23 @@ class Batch(NamedTuple):
     the successor of a value that compaction removed is not beyond it, though a transaction may still be open."""
     truncated: bool = False
     """Whether the log has lost records that were read, even if it has grown past them since."""
+    is_beginning_fixed: bool = False
+    """Whether nothing but an operator moves the log's beginning: then one that moved has lost records."""
     unchecked: int = 0
     """How many of the records have no checksum, since an earlier version wrote them."""
+    epochs: tuple[EpochStart, ...] = ()
+    """The epochs of the records; empty where the log has none, so that it cannot prove itself."""
+
+    def proof(self, before: OffsetAndEpoch | None) -> OffsetAndEpoch | None:
+        """Where a reader stands after these records, as ``Consumer.assign`` takes it.
+
+        Why it is not the position: that may be behind a transaction's marker of a later epoch.
+        """
+        if not self.records:
+            return before
+        offset = self.records[-1][0] + 1
+        epoch = epoch_before(self.epochs, offset)
+        return None if epoch is None else OffsetAndEpoch(offset, epoch)
 
     def slices(self, most_records: int) -> Iterator[Batch]:
         """The same in parts of at most this many records; only the last says what is true of the whole."""
@@ -125,8 +141,12 @@ class ReadFailure(NamedTuple):
 class Consumer(Protocol):
     """Reads assigned partitions from positions of the caller's choosing. Used by one thread."""
 
-    def assign(self, topic_partition: TopicPartition, position: int) -> None:
-        """Read a partition from this position on, from the next poll."""
+    def assign(self, topic_partition: TopicPartition, position: int, proof: OffsetAndEpoch | None = None) -> None:
+        """Read a partition from this position on, from the next poll.
+
+        ``proof`` is the point after the last record that was read before. Nothing is returned, no end either,
+        until the log is known to have that record: if it does not, the batch says that it is ``truncated``.
+        """
         ...
 
     def unassign(self, topic_partition: TopicPartition) -> None:
@@ -147,6 +167,13 @@ class Consumer(Protocol):
 
     def failures(self) -> dict[TopicPartition, ReadFailure]:
         """Why assigned partitions cannot be read; what passes within seconds is left out."""
+        ...
+
+    def notices(self, specs: Mapping[str, StoreSpec]) -> dict[TopicPartition, dict[str, str]]:
+        """What is wrong with logs that can be read, by kind: a sentence, then the remedy.
+
+        ``specs`` are the stores by topic.
+        """
         ...
 
     def current(self) -> tuple[float, list[TopicPartition]]:

@@ -6,7 +6,7 @@ import threading
 
 from forebay.client import fork_safety
 from forebay.errors import PositionOfAnotherLog
-from forebay.position import Position, decode_position, encode_position, later_position
+from forebay.position import decode_position, encode_position, later_position
 from forebay.rest.list_bodies import joined_position
 
 
@@ -24,11 +24,11 @@ class Positions:
 
     def add(self, store: str, token: str) -> None:
         """Record a token, for any partitions; raises ``BadParameter`` if it is not one."""
-        log, offsets = decode_position(token)
+        position = decode_position(token)
         with self._lock:
             held = self._tokens.setdefault(store, {})
-            for partition, offset in offsets.items():
-                one = encode_position(Position(log, {partition: offset}))
+            for partition in position.offsets:
+                one = encode_position(position.of(partition))
                 held[partition] = later_position(held.get(partition), one) or one
 
     def get(self, store: str, partition: int | None = None) -> str | None:

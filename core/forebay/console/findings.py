@@ -106,6 +106,7 @@ _RULES = (
     ),
 )
 _SEE_TROUBLESHOOTING = "docs/troubleshooting.md describes the remedy for each cause."
+_WARNINGS = frozenset({"log-without-epochs", "writes-unreported"})
 _MOST_SILENT = 8
 _MOST_NAMED = 5
 
@@ -122,6 +123,7 @@ def findings_of(surveys: Surveys, *, knows_all_replicas: bool) -> Iterator[Findi
         )
     for survey in surveys.stores.values():
         yield from _failures(survey)
+        yield from _notices(survey)
         yield from _source_behind(survey)
     for rule in _RULES:
         concerned = [(survey, *rule.concerned(survey)) for survey in surveys.stores.values()]
@@ -136,6 +138,13 @@ def _failures(survey: StoreSurvey) -> Iterator[Finding]:
         yield Finding.of_message(
             "replica-failed", "error", message, _SEE_TROUBLESHOOTING, survey.store, (partition,)
         )
+
+
+def _notices(survey: StoreSurvey) -> Iterator[Finding]:
+    for kind, (partition, replica) in sorted(survey.notices.items()):
+        message = f"{survey.store}-{partition} on {replica.host}: {replica.notices[kind]}"
+        severity: Severity = "warning" if kind in _WARNINGS else "error"
+        yield Finding.of_message(kind, severity, message, _SEE_TROUBLESHOOTING, survey.store, (partition,))
 
 
 def _source_behind(survey: StoreSurvey) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ Pure functions: whoever knows the replicas, a router or a worker, hands them ove
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -17,7 +17,8 @@ class ReplicaState(NamedTuple):
 
     ``live`` tells whether its worker answers, ``lagging`` whether its record lag is beyond what the group accepts
     of an active. ``failure`` is why its records cannot be applied. While a bulk restore is under way,
-    ``restored_records`` counts, and ``restore_seconds_left`` may be known.
+    ``restored_records`` counts, and ``restore_seconds_left`` may be known. ``notices`` are what is wrong with its
+    log or with where keys are, by kind.
     """
 
     host: str
@@ -28,6 +29,7 @@ class ReplicaState(NamedTuple):
     failure: str | None = None
     restored_records: int | None = None
     restore_seconds_left: int | None = None
+    notices: Mapping[str, str] = {}
 
 
 class Condition(StrEnum):

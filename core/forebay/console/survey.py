@@ -82,6 +82,8 @@ class StoreSurvey:
     """The first partitions in each condition."""
     failures: list[Affected] = field(default_factory=list)
     restores: list[Affected] = field(default_factory=list)
+    notices: dict[str, Affected] = field(default_factory=dict)
+    """By kind, the first replica that has it."""
     lag: Lag = UNKNOWN_LAG
     acceptable_age_ms: float = math.inf
     """Above that the source is behind, or stopped."""
@@ -105,6 +107,8 @@ class StoreSurvey:
         for replica in replicas:
             if replica.failure is not None and len(self.failures) < _MOST_NAMED:
                 self.failures.append(Affected(partition, replica))
+            for kind in replica.notices:
+                self.notices.setdefault(kind, Affected(partition, replica))
             if replica.restored_records is not None and len(self.restores) < _MOST_NAMED:
                 self.restores.append(Affected(partition, replica))
         if expected is not None and 0 < sum(replica.live for replica in replicas) < expected:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from forebay.lag import Lag, worst_lag
-from forebay.position import Position, decode_position, encode_position
+from forebay.position import decode_position, encode_position, merged_position
 from forebay.rest.answers import lag_json
 from forebay.rest.scans import Cursor, Scan
 
@@ -37,5 +37,4 @@ def joined_position(sources: list[dict[str, Any]]) -> str | None:
     positions = [decode_position(source["position"]) for source in sources]
     if len({position.log for position in positions}) != 1:
         return None
-    offsets = {partition: offset for position in positions for partition, offset in position.offsets.items()}
-    return encode_position(Position(positions[0].log, offsets))
+    return encode_position(merged_position(positions))

@@ -45,6 +45,7 @@ class ReadParameters:
     keys: bytes | None = None
     as_of_ms: int | None = None
     partition: int | None = None
+    doubted: bool = False
     allow_partial: bool = False
     reverse: bool = False
     limit: int = DEFAULT_LIMIT
@@ -258,6 +259,7 @@ _PARSERS: Mapping[str, Callable[[str, bytes], Any]] = {
     "cursor": _as_text(_text),
     "allow_partial": _as_text(_boolean),
     "partition": _as_text(_natural),
+    "doubted": _as_text(_boolean),
     "lag_interval_ms": _as_text(_lag_interval),
     "numbers": _as_text(_numbers),
 }
@@ -276,6 +278,8 @@ READ_PARAMETERS = frozenset(
         "numbers",
     }
 )
+WORKER_PARAMETERS = frozenset({"partition", "doubted"})
+"""What only workers take."""
 KEY_PARAMETERS = READ_PARAMETERS | {"as_of"}
 CHANGES_PARAMETERS = READ_PARAMETERS | {"lag_interval_ms"}
 STORE_CHANGES_PARAMETERS = CHANGES_PARAMETERS | {"keys", "prefix", "from", "to"}
@@ -315,6 +319,11 @@ PARAMETER_DOCS: Mapping[str, tuple[dict[str, Any], str]] = {
     "cursor": ({"type": "string"}, "The `next` of the previous page."),
     "allow_partial": ({"type": "boolean"}, "Answer with whatever partitions could be read."),
     "partition": ({"type": "integer", "minimum": 0}, "For workers: this partition only."),
+    "doubted": (
+        {"type": "boolean", "default": False},
+        "For workers: another replica of the store has found keys in partitions that are not theirs, so no lag "
+        "and no miss is proven. Routers say so.",
+    ),
     "lag_interval_ms": (
         {"type": "integer", "minimum": LEAST_LAG_INTERVAL_MS, "default": DEFAULT_LAG_INTERVAL_MS},
         "Time between two `lag` events.",

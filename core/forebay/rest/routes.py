@@ -25,6 +25,7 @@ from forebay.rest.parameters import (
     KEY_PARAMETERS,
     SCAN_PARAMETERS,
     STORE_CHANGES_PARAMETERS,
+    WORKER_PARAMETERS,
     openapi_parameters,
 )
 from forebay.rest.posted_cursor import POSTED_CURSOR_BODY
@@ -112,9 +113,9 @@ def add_read_route(
     *,
     worker: bool = False,
 ) -> None:
-    """Add a GET route, and HEAD for its headers; a worker's takes ``partition`` too. Lists are read by POST, too,
-    after a key that makes the cursor too long for a URL."""
-    known = route.parameters | ({"partition"} if worker else set())
+    """Add a GET route, and HEAD for its headers; a worker's takes ``WORKER_PARAMETERS`` too. Lists are read by
+    POST, too, after a key that makes the cursor too long for a URL."""
+    known = route.parameters | (WORKER_PARAMETERS if worker else frozenset())
     _add(app, route, "GET", problems, endpoint, known)
     if route.scan is not None:
         posted = replace(route, summary=f"{route.summary} after a long cursor")
@@ -128,8 +129,8 @@ def add_read_route(
 def add_changes_route(
     app: FastAPI, problems: tuple[type[Problem], ...], endpoint: Endpoint, *, worker: bool = False
 ) -> None:
-    """Add ``GET …/changes``; a worker's takes ``partition`` too."""
-    known = CHANGES_ROUTE.parameters | ({"partition"} if worker else set())
+    """Add ``GET …/changes``; a worker's takes ``WORKER_PARAMETERS`` too."""
+    known = CHANGES_ROUTE.parameters | (WORKER_PARAMETERS if worker else frozenset())
     text = (
         "Server-sent events: `value`, with the members that a read of the key has; `absent`, without `value`; "
         "`lag` between changes; `problem` while no answer is possible. Ids are position tokens."
@@ -140,8 +141,8 @@ def add_changes_route(
 def add_store_changes_route(
     app: FastAPI, problems: tuple[type[Problem], ...], endpoint: Endpoint, *, worker: bool = False
 ) -> None:
-    """Add ``GET /v1/stores/{store}/changes``; a worker's takes ``partition`` too."""
-    known = STORE_CHANGES_ROUTE.parameters | ({"partition"} if worker else set())
+    """Add ``GET /v1/stores/{store}/changes``; a worker's takes ``WORKER_PARAMETERS`` too."""
+    known = STORE_CHANGES_ROUTE.parameters | (WORKER_PARAMETERS if worker else frozenset())
     text = (
         "Server-sent events: `reset`, which names the partitions whose keys are to be forgotten; `values` and "
         "`absent`, with one partition's items as its lists have them, and its provenance; `lag`, the worst of all "

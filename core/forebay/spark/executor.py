@@ -12,7 +12,7 @@ import sqlite3
 import sys
 import zipimport
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.sqlite.batches import append_batch
-from forebay.changelog.sqlite.log_file import PATIENCE_S, WriteRefused, check_directory, partition_path
+from forebay.changelog.sqlite.log_file import PATIENCE_S, Proof, WriteRefused, check_directory, partition_path
 from forebay.partitioning import StreamPartitioner
 from forebay.spark.batch_murmur2 import murmur2_partitions
 from forebay.spark.json_keys import UnsafeInteger, json_keys
@@ -78,6 +78,8 @@ class Target:
     """Whether they are those of a fill."""
     identities: Mapping[int, str] | None = None
     """Those of the partitions' logs that the query goes on in; None for any."""
+    proofs: Mapping[int, Proof] = field(default_factory=dict)
+    """By partition, where the writer's last heartbeat is."""
 
 
 def partition_rows(
@@ -202,6 +204,7 @@ def append_partition(target: Target, partition: int, rows: Iterable[Row]) -> pa.
             dry_run=target.dry_run,
             is_fill=target.is_fill,
             identity=(target.identities or {}).get(partition),
+            proof=target.proofs.get(partition),
         )
     except sqlite3.Error as error:
         raise WriteRefused(

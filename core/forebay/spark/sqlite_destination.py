@@ -118,6 +118,7 @@ class SqliteDestination:
             latest=spec.latest_by is not None,
             is_fill=batch.is_fill,
             identities=batch.identities,
+            proofs=self._changelog.proofs(spec.topic),
         )
 
     def _repeats(self, spec: StoreSpec, batch: BatchId) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from forebay.answer_schemas.status import StatusReport
 from forebay.clock import boot_ms
 from forebay.console.replica_states import ReplicaState
-from forebay.errors import PartitionerMissing, UnknownStore
+from forebay.errors import PartitionerMismatch, PartitionerMissing, UnknownStore
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Tolerance
 from forebay.log_throttle import LogThrottle
 from forebay.process_identity import Identity
@@ -51,6 +51,9 @@ class Cluster:
         self.metadata = StreamsMetadataState({})
         self.workers: dict[HostInfo, WorkerView] = {}
         self.ceiling: Tolerance = UNLIMITED
+        self.doubted: frozenset[str] = frozenset()
+        """Stores of which a replica has found keys in partitions that are not theirs: all their partitions are
+        concerned, for what one has, another lacks."""
         """The strictest of the bounds that workers set to every read."""
         self.rejected_addresses = RejectedAddresses(application_id)
         self._holding: dict[Held, set[HostInfo]] = {}
@@ -137,6 +140,7 @@ class Cluster:
                     worker.failures.get(held),
                     None if restore is None else restore.records,
                     None if restore is None else restore.seconds_left,
+                    worker.notices.get(held, {}),
                 )
             )
         return states
@@ -224,9 +228,11 @@ class Cluster:
             return False
         if not worker.live:
             log.info("worker %s is up", host)
-        before, ceiling = worker.replicas.keys(), worker.ceiling
+        before, ceiling, notices = worker.replicas.keys(), worker.ceiling, worker.notices
         worker.take(body, status, polled_boot_ms)
         self._holds(worker, before)
+        if worker.notices != notices:
+            self._find_doubted()
         if worker.ceiling != ceiling:
             self._find_ceiling()
         return True
@@ -244,6 +250,15 @@ class Cluster:
             worker.live = False
             self._holds(WorkerView(host), worker.replicas.keys())
             self._find_ceiling()
+            self._find_doubted()
+
+    def _find_doubted(self) -> None:
+        self.doubted = frozenset(
+            store
+            for worker in self.workers.values()
+            for (store, _), notices in worker.notices.items()
+            if PartitionerMismatch.name in notices
+        )
 
     def _find_ceiling(self) -> None:
         self.ceiling = UNLIMITED

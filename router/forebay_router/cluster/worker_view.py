@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -65,6 +66,8 @@ class WorkerView:
     replicas: dict[Held, Report] = field(default_factory=dict)
     failures: dict[Held, str] = field(default_factory=dict)
     """Why records of replicas cannot be applied."""
+    notices: dict[Held, Mapping[str, str]] = field(default_factory=dict)
+    """What is wrong with the logs of replicas, or with where keys are, by kind."""
     restores: dict[Held, Restore] = field(default_factory=dict)
     """The bulk restores under way."""
     _status: bytes = b""
@@ -129,6 +132,7 @@ class WorkerView:
             for row in rows
         }
         self.failures = {(row.store, row.partition): row.failure for row in rows if row.failure is not UNSET}
+        self.notices = {(row.store, row.partition): row.notices for row in rows if row.notices is not UNSET}
         self.restores = {
             (row.store, row.partition): Restore(
                 row.restored_records, None if row.restore_seconds_left is UNSET else row.restore_seconds_left

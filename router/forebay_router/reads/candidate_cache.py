@@ -17,6 +17,7 @@ from forebay.store_kinds import STORE_KINDS
 from forebay.store_spec import StoreSpec
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.reads.named_key import NamedKey
+from forebay_router.reads.replica_request import DOUBTED
 from forebay_router.router import Router
 from forebay_router.upstream.pool import WorkerConnections
 
@@ -173,7 +174,9 @@ class CandidateCache:
             hosts = router.candidates(read.spec, partition, read.parameters)[:1]
         workers = [router.cluster.workers.get(host) for host in hosts]
         targets = tuple(
-            self._target(worker, partition) for worker in workers if worker is not None and worker.recovered
+            self._target(worker, read.spec, partition)
+            for worker in workers
+            if worker is not None and worker.recovered
         )
         if len(targets) < len(hosts):
             targets = ()
@@ -184,9 +187,12 @@ class CandidateCache:
         choice = read.choices[partition] = _Choice(now_boot_ms, targets)
         return choice
 
-    def _target(self, worker: WorkerView, partition: int) -> ReadTarget:
-        results = (partition, str(worker.host).encode(), self._router.credentials())
-        rest = b"partition=%d HTTP/1.1\r\nhost: %b\r\n%b\r\n" % results
+    def _target(self, worker: WorkerView, spec: StoreSpec, partition: int) -> ReadTarget:
+        own = b"partition=%d" % partition
+        if spec.name in self._router.cluster.doubted:
+            own += b"&" + DOUBTED
+        host, credentials = str(worker.host).encode(), self._router.credentials()
+        rest = b"%b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (own, host, credentials)
         return ReadTarget(worker, self._router.pool[worker.host], rest)
 
 

@@ -154,7 +154,8 @@ class RoutedChanges:
     ) -> tuple[EventUpstream, Event]:
         """A worker's stream and its first event, once it is this stream's turn; raises ``OSError``."""
         worker = self._router.pool[host]
-        rendered = request.render(host, int(share_ms), self._router.credentials())
+        doubted = request.spec.name in self._router.cluster.doubted
+        rendered = request.render(host, int(share_ms), self._router.credentials(), doubted=doubted)
         if self._parameters.wait_ms:
             # It may have to wait for long, and must not keep others from their turn.
             return await _first(worker, rendered, share_ms)

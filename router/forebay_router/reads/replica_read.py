@@ -215,7 +215,13 @@ class ReplicaRead:
         self._bodies.pop(host, None)
         router.counts["hedges"] += action.is_hedge
         left_ms = max(1, int(self._deadline - boot_ms()))
-        request = self.request.render(host, left_ms, router.credentials(), waits=action.lets_wait)
+        request = self.request.render(
+            host,
+            left_ms,
+            router.credentials(),
+            waits=action.lets_wait,
+            doubted=self.request.spec.name in router.cluster.doubted,
+        )
         permit = router.pool[host].permit()
         task = asyncio.create_task(self._timed(host, request, permit))
         # It may end before it begins.

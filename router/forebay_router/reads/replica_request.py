@@ -18,6 +18,7 @@ from forebay.streams_metadata import HostInfo
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.upstream.connection import Admit
 
+DOUBTED = b"doubted=true"
 _SCAN = SCAN_HEADER.encode() + b": "
 
 
@@ -50,11 +51,18 @@ class ReplicaRequest:
     decode: Callable[[Sequence[bytes]], Awaitable[Any]] | None = None
     """Reads the parts of an answer's body in the form of ``accept``; raises ``ValueError``."""
 
-    def render(self, host: HostInfo, left_ms: int, credentials: bytes, *, waits: bool = True) -> bytes:
-        """The request's bytes for one worker; ``credentials`` is the authorization line, if any."""
+    def render(
+        self, host: HostInfo, left_ms: int, credentials: bytes, *, waits: bool = True, doubted: bool = False
+    ) -> bytes:
+        """The request's bytes for one worker; ``credentials`` is the authorization line, if any.
+
+        ``doubted`` tells it that keys of the store are in partitions that are not theirs.
+        """
         method, target = b"GET" if self.body is None else b"POST", self.target
-        if not self.multi_partition:
-            target += b"%bpartition=%d" % (b"&" if b"?" in target else b"?", self.partition)
+        own = [] if self.multi_partition else [b"partition=%d" % self.partition]
+        own += [DOUBTED] * doubted
+        if own:
+            target += (b"&" if b"?" in target else b"?") + b"&".join(own)
         lines = [
             b"%b %b HTTP/1.1" % (method, target),
             b"host: " + str(host).encode(),

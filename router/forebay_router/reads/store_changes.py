@@ -75,9 +75,9 @@ class RoutedSource:
         """What changed at a worker, as soon as there is anything; raises ``OSError`` or ``Problem``."""
         router, worker = self.router, HostInfo.parse(host)
         # Polls are neither reads in flight nor do they show how fast a worker is.
-        rendered = replace(self._request(0, request), multi_partition=True).render(
-            worker, request.wait_ms + _GRACE_MS, router.credentials()
-        )
+        polled = replace(self._request(0, request), multi_partition=True)
+        doubted = polled.spec.name in router.cluster.doubted
+        rendered = polled.render(worker, request.wait_ms + _GRACE_MS, router.credentials(), doubted=doubted)
         begun = boot_ms()
         try:
             answer = await self._polled(worker, rendered, request.wait_ms)

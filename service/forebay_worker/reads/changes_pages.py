@@ -58,6 +58,9 @@ class ChangesReads:
             unknown = "The identity of this replica's log is not known yet."
             raise admission.refusal(admitted, NotReady(unknown, retry_after_s=1))
         log = log_digest(admitted.view.log)
+        if cursor is not None and admission.is_of_another_history(admitted.view, cursor.point):
+            # What was sent may have been lost since: only the whole state says so.
+            cursor = None
         if cursor is not None and cursor.log == log:
             admission.require_position(admitted, Position(log, {partition: cursor.upper}))
         read = _PageRead(selection, partition, admitted, page_bytes)
@@ -82,10 +85,12 @@ class ChangesReads:
     def _stated(self, page: ChangesPage, before: ChangesCursor | None, admitted: Admitted) -> ChangesPage:
         """The page with its provenance, and an upper bound of what any page so far may contain."""
         source = self._admission.replica_info(admitted).source
-        upper = max(page.cursor.since, admitted.replica.view.progress.applying_to)
-        if before is not None and before.log == page.cursor.log:
-            upper = max(upper, before.upper)
-        cursor = page.cursor._replace(upper=upper)
+        view = admitted.replica.view
+        upper = max(page.cursor.since, view.progress.applying_to)
+        epoch = None if view.point is None else view.point.epoch
+        if before is not None and before.log == page.cursor.log and before.upper > upper:
+            upper, epoch = before.upper, before.epoch
+        cursor = page.cursor._replace(upper=upper, epoch=epoch)
         return replace(page, cursor=cursor, source=provenance_members(source))
 
 

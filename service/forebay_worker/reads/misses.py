@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from forebay.errors import HistoryExpired, NotReady, PartitionerMismatch, Problem, UnknownKey
+from forebay.errors import HistoryExpired, NotReady, Problem, UnknownKey
 from forebay.store_spec import StoreSpec
-from forebay_worker.reads.staleness_check import Admitted
+from forebay_worker.reads.staleness_check import Admission, Admitted
 from forebay_worker.reads.values import is_forgotten
 
 
@@ -33,18 +33,9 @@ def why_unproven(
     members: dict[str, Any] = {"store": spec.name}
     if plain is not None:
         members["key"] = _key_of(spec, plain)
-    if view.repartitioned:
-        return PartitionerMismatch(
-            f"The log of {spec.name!r} has {view.partitions_found} partitions now, the topology "
-            f"has {spec.partitions}: keys may be in others, so a missing one proves nothing.",
-            **members,
-        )
-    if view.misplaced_key is not None:
-        return PartitionerMismatch(
-            f"Keys of {spec.name!r} are not where the partitioner {spec.partitioner!r} puts "
-            "them, so a missing one proves nothing: set it to the writer's, or to 'unknown'.",
-            **members,
-        )
+    doubt = view.doubt or admitted.doubt
+    if doubt is not None:
+        return Admission.doubt_problem(doubt, **members)
     if view.filling:
         return NotReady(
             f"The log of {spec.name!r} is still being filled with what its source holds, so a missing key proves "

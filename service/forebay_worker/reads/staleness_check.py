@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from forebay.answer_schemas.members import Role
 from forebay.clock import boot_ms
@@ -22,7 +22,8 @@ from forebay.errors import (
     UnknownPartitioner,
     UnknownStore,
 )
-from forebay.lag import UNLIMITED, Lag, Tolerance, lag_of, provable
+from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, Progress, Tolerance, lag_of, provable
+from forebay.log_epochs import OffsetAndEpoch, is_cut_off
 from forebay.position import Position, log_digest, partition_position
 from forebay.rest.answers import (
     EncodedReplicaInfo,
@@ -37,6 +38,7 @@ from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
+from forebay_worker.tasks.doubts import Doubt, found_elsewhere
 from forebay_worker.tasks.manager import ReplicaTable
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_view import ReplicaView
@@ -80,6 +82,7 @@ class Admitted:
     view: ReplicaView
     role: str
     lag: Lag
+    doubt: Doubt | None
     replica_info: EncodedReplicaInfo
     tolerated_by: ReadParameters | None = None
     """The last parameters that it was checked against, and met."""
@@ -88,6 +91,8 @@ class Admitted:
 class _Tasks(Protocol):
     replicas: ReplicaTable
     """Those held now."""
+    doubts: Mapping[str, Doubt]
+    """What is wrong with the keys of stores, as replicas held here have found."""
 
 
 class _Membership(Protocol):
@@ -176,16 +181,28 @@ class Admission:
         """Role and lag of a replica's answers now."""
         now, served = boot_ms(), replica.served
         view, lease = served.view, self._membership.lease_until_boot_ms
-        return role_of(view.progress, served.designated_boot_ms, lease, now), lag_of(view.progress, now)
+        role = role_of(view.progress, served.designated_boot_ms, lease, now)
+        return role, _lag_under(self.doubt(view), view.progress, now)
+
+    def doubt(self, view: ReplicaView) -> Doubt | None:
+        """What is wrong with a replica's log or with its store's keys, as far as is known on this worker."""
+        return view.doubt or self._tasks.doubts.get(view.spec.name)
 
     def proven_lag(self, replica: Replica) -> tuple[Role, Lag]:
         """Role of a replica now, and its lag as it may be checked against a bound."""
         progress, (role, lag) = replica.view.progress, self.lag(replica)
         return role, provable(lag, progress, boot_ms(), self._end_offset_max_age_ms)
 
+    def records_behind(self, replica: Replica) -> int | None:
+        """How far a replica is behind its log for the group, whatever its answers prove; None if unknown."""
+        progress, now = replica.view.progress, boot_ms()
+        return provable(lag_of(progress, now), progress, now, self._end_offset_max_age_ms).record_lag
+
     def admit(self, replica: Replica, parameters: ReadParameters) -> Admitted:
         """Check a replica against what the read tolerates; raises ``Refused``."""
         admitted = self._find(replica)
+        if parameters.doubted and admitted.doubt is None:
+            admitted = self._found(replica, admitted.view, admitted.moment_boot_ms, found_elsewhere(replica.spec))
         if admitted.view.diverged:
             raise self.refusal(
                 admitted,
@@ -209,6 +226,8 @@ class Admission:
             )
         tolerance = self.tolerance(admitted.replica.spec, parameters)
         if tolerance != UNLIMITED and not tolerance.met_by(lag := self._provable(admitted)):
+            if admitted.doubt is not None and not admitted.doubt.is_accepted:
+                raise self.refusal(admitted, self.doubt_problem(admitted.doubt, store=admitted.replica.spec.name))
             raise self.refusal(
                 admitted,
                 LagExceedsTolerance(
@@ -233,12 +252,20 @@ class Admission:
             and kept.designated_boot_ms == designated
         ):
             return kept
-        now = float(moment)
-        role, lag = role_of(view.progress, designated, lease, now), lag_of(view.progress, now)
-        replica_info = encode_replica_info(self._replica_info(replica.task, view, role, lag))
-        admitted = Admitted(replica, moment, lease, designated, view, role, lag, replica_info)
+        admitted = self._found(replica, view, moment, self.doubt(view))
         replica.admitted = admitted
         return admitted
+
+    def _found(self, replica: Replica, view: ReplicaView, moment: int, doubt: Doubt | None) -> Admitted:
+        lease, designated, now = self._membership.lease_until_boot_ms, replica.designated_boot_ms, float(moment)
+        role, lag = role_of(view.progress, designated, lease, now), _lag_under(doubt, view.progress, now)
+        replica_info = encode_replica_info(self._replica_info(replica.task, view, role, lag))
+        return Admitted(replica, moment, lease, designated, view, role, lag, doubt, replica_info)
+
+    @staticmethod
+    def doubt_problem(doubt: Doubt, **members: Any) -> Problem:
+        """The refusal of what a doubt leaves unproven; another replica may know better only if the log was cut."""
+        return doubt.problem(doubt.text, **members)
 
     def _provable(self, admitted: Admitted) -> Lag:
         return provable(admitted.lag, admitted.view.progress, admitted.moment_boot_ms, self._end_offset_max_age_ms)
@@ -255,11 +282,23 @@ class Admission:
                 f"The position does not belong to the present log of {view.spec.name!r}; read without it.",
                 store=view.spec.name,
             )
-        offset = wanted.offsets.get(admitted.replica.task.partition, 0)
+        partition = admitted.replica.task.partition
+        offset = wanted.offsets.get(partition, 0)
+        if self.is_of_another_history(view, wanted.point(partition)):
+            raise PositionOfAnotherLog(
+                f"The log of {view.spec.name!r} has lost records before the position, and has others in their "
+                "place; read without it.",
+                store=view.spec.name,
+            )
         if (view.progress.consistent_position or 0) < offset:
             raise self.refusal(
                 admitted, PositionNotReached(f"The replica has not reached offset {offset} of its partition.")
             )
+
+    @staticmethod
+    def is_of_another_history(view: ReplicaView, point: OffsetAndEpoch | None) -> bool:
+        """Whether a point is in a part of the log that was lost, as far as the replica knows its history."""
+        return point is not None and (view.is_log_cut or is_cut_off(view.epochs, view.proof, point))
 
     def replica_info(self, admitted: Admitted) -> EncodedReplicaInfo:
         """An answer's provenance; taken after its content, so that the position is an upper bound for it.
@@ -276,9 +315,17 @@ class Admission:
         return encode_replica_info(self._replica_info(admitted.replica.task, view, admitted.role, admitted.lag))
 
     def _replica_info(self, task: TaskId, view: ReplicaView, role: str, lag: Lag) -> ReplicaInfo:
-        token = partition_position(view.log or "", task.partition, view.progress.applying_to)
+        point = view.point
+        token = partition_position(
+            view.log or "", task.partition, view.progress.applying_to, None if point is None else point.epoch
+        )
         return ReplicaInfo(task.partition, token, role, self._host, lag)
 
     def refusal(self, admitted: Admitted, problem: Problem) -> Refused:
         """What to raise where an admitted replica cannot answer after all."""
         return Refused(problem, admitted.replica_info.source)
+
+
+def _lag_under(doubt: Doubt | None, progress: Progress, now_boot_ms: float) -> Lag:
+    """The lag that can be proven: none while it is not known where keys are, or what the log is."""
+    return lag_of(progress, now_boot_ms) if doubt is None or doubt.is_accepted else UNKNOWN_LAG

@@ -114,12 +114,17 @@ class CheckpointedStore:
             stream_time_ms=found.stream_time_ms,
             queries=found.queries,
             filling=found.filling,
-            misplaced_key=found.misplaced_key,
+            misplaced_keys=found.misplaced_keys,
             partitions_found=found.partitions_found,
         )
         if found.position != position:
             return known
-        return known._replace(as_of_epoch_ms=found.as_of_epoch_ms, tombstone_floor=found.tombstone_floor)
+        return known._replace(
+            as_of_epoch_ms=found.as_of_epoch_ms,
+            tombstone_floor=found.tombstone_floor,
+            proof=found.proof,
+            epochs=found.epochs,
+        )
 
     def _write(self) -> None:
         if self._committed is None or not self._inner.persistent:

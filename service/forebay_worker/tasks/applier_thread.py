@@ -285,6 +285,7 @@ class Applier:
     def _note_read_failures(self) -> None:
         """Publish why logs cannot be read, and log each reason once, with how many replicas it concerns."""
         failures = self._consumer.failures()
+        notices = self._consumer.notices({replica.spec.topic: replica.spec for replica in self._replicas.values()})
         begun: dict[str, list[TopicPartition]] = {}
         for tp, replica in self._replicas.items():
             reason = failures[tp].reason if tp in failures else None
@@ -292,6 +293,7 @@ class Applier:
                 begun.setdefault(reason, []).append(tp)
             elif reason is None and replica.read_failure is not None:
                 log.info("%s can be read again", tp)
+            replica.log_notices = notices.get(tp, {})
             if reason is not None or replica.read_failure is not None:
                 replica.note_read_failure(reason, boot_ms())
         for number, (reason, tps) in enumerate(begun.items()):
@@ -329,7 +331,7 @@ class Applier:
         replica.enter(ReplicaPhase.FOLLOWING)
         tp = replica.topic_partition
         try:
-            self._consumer.assign(tp, committed.position)
+            self._consumer.assign(tp, committed.position, committed.proof)
         except Exception as error:
             replica.failure = str(error) or repr(error)
             if self._logged.allow(f"{tp}: {error}"):

@@ -7,19 +7,17 @@ from forebay.clock import boot_ms, epoch_ms, latest_epoch_ms
 from forebay.lag import EndOffset, Progress
 from forebay.state_store import CommittedOffset
 from forebay_worker.tasks.expiry import swept_to_ms
-from forebay_worker.tasks.folding import Fold, advance, is_misplaced, misplaced_key
-from forebay_worker.tasks.log_continuity import continuity_fault
+from forebay_worker.tasks.folding import Fold, advance, is_misplaced, misplaced_keys
+from forebay_worker.tasks.log_continuity import LogCut, continuity_fault
 from forebay_worker.tasks.record_check import fitting
 from forebay_worker.tasks.replica import Replica
 
 
 def resume(replica: Replica, committed: CommittedOffset) -> None:
     """Publish how far a replica's store is, before anything more is applied to it."""
-    if replica.view.misplaced_key is None and committed.misplaced_key is not None:
-        # With the topology's present partitioner, it may be in the right partition.
-        key = bytes.fromhex(committed.misplaced_key)
-        if is_misplaced(replica.spec, replica.task.partition, key):
-            replica.refuse_misses(key)
+    keys = map(bytes.fromhex, committed.misplaced_keys)
+    # With the topology's present partitioner, they may be in the right partition.
+    replica.doubt_keys(tuple(key for key in keys if _is_misplaced(replica, key)))
     replica.learn_partitions(committed.partitions_found)
     replica.ends.clear()
     replica.view.recent_changes.restart(committed.position)
@@ -31,6 +29,8 @@ def resume(replica: Replica, committed: CommittedOffset) -> None:
         filling=bool(committed.filling),
         stream_time_ms=committed.stream_time_ms,
         swept_to_ms=swept_to_ms(replica.view.store),
+        epochs=committed.epochs,
+        proof=committed.proof,
         **_restored(replica, committed),
     )
     replica.key_watchers.wake_all()
@@ -44,9 +44,10 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     """
     before = replica.view.store.committed_offset(batch.topic_partition) or CommittedOffset(0)
     end_reached = _epoch(replica.view.progress.end_reached_boot_ms)
-    fault = continuity_fault(replica.view.log, before, end_reached, batch)
+    fault = continuity_fault(replica.spec, replica.view.log, before, end_reached, batch)
     if fault is not None:
-        observe_end(replica, batch.end)
+        if not isinstance(fault, LogCut):
+            observe_end(replica, batch.end)
         raise fault
     replica.learn_log(batch.identity)
     replica.ends.observe(batch.end)
@@ -65,17 +66,21 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
         batch, skipped, stopped_by = fitting(replica.spec, batch)
     fold = Fold.after(before)
     fold.add(replica.spec, batch.records)
-    _check_partition(replica, batch)
+    misplaced = misplaced_keys(replica.spec, replica.task.partition, batch.records, replica.view.misplaced_keys)
     after = advance(before, batch, fold, None, epoch_ms())
     progress = _progress(replica, after, batch, _as_of_after(replica, before, after))
-    misplaced = None if replica.view.misplaced_key is None else replica.view.misplaced_key.hex()
     after = after._replace(
         last_caught_up_epoch_ms=_epoch(progress.last_caught_up_boot_ms),
         end_reached_epoch_ms=_epoch(progress.end_reached_boot_ms),
-        misplaced_key=misplaced,
+        misplaced_keys=tuple(key.hex() for key in misplaced),
         partitions_found=partitions_found,
     )
+    if not set(misplaced) <= set(replica.view.misplaced_keys):
+        # Before the content by which an answer could be wrong.
+        replica.doubt_keys(misplaced)
     _commit(replica, before, after, fold)
+    replica.doubt_keys(misplaced)
+    replica.learn_epochs(batch)
     replica.last_checkpoint_boot_ms = batch.end.sent_boot_ms
     # Never behind the progress: whoever sees that finds the changes up to it.
     end_reached = after.position >= batch.end.offset and after.consistent_position == after.position
@@ -170,7 +175,9 @@ def _commit(replica: Replica, before: CommittedOffset, after: CommittedOffset, f
     """
     view = replica.view
     applying = view.progress._replace(applying_to=max(before.content_before, after.content_before))
-    replica.view = view.at(applying)
+    # In the middle of a compacted replay, content may be of later epochs.
+    proof = after.proof if after.pending_end is None else None
+    replica.publish(progress=applying, epochs=after.epochs, proof=proof)
     if after.filling and not view.filling:
         replica.publish(filling=True)
     store = view.store
@@ -188,11 +195,10 @@ def _restored(replica: Replica, committed: CommittedOffset) -> dict[str, bool]:
     return {"restored": True, "diverged": False} if reached else {}
 
 
-def _check_partition(replica: Replica, batch: Batch) -> None:
-    if replica.view.misplaced_key is None:
-        found = misplaced_key(replica.spec, replica.task.partition, batch.records, replica.records_applied)
-        if found is not None:
-            replica.refuse_misses(found)
+def _is_misplaced(replica: Replica, key: bytes) -> bool:
+    """Whether a key as in the log belongs into another partition."""
+    plain = replica.spec.stored_keys.split_changelog(key, 0).plain
+    return is_misplaced(replica.spec, replica.task.partition, plain)
 
 
 def _progress(replica: Replica, committed: CommittedOffset, batch: Batch, as_of_boot_ms: float | None) -> Progress:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forebay.changelog import Batch, Heartbeat, Record
+from forebay.log_epochs import EpochStart, merged_epochs
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import USER_TAG
@@ -13,8 +14,10 @@ from forebay.stored_versions import encode_version
 from forebay_worker.tasks.record_check import unreadable_key
 
 KEYS_ALL_CHECKED = 1_000
-"""This many of a replica's first keys are checked against the partitioner, then a sample."""
-_KEYS_CHECK_EVERY = 127
+"""Keys of records up to this offset are all checked against the partitioner, then a sample."""
+_KEYS_CHECK_EVERY = 61
+"""Those at offsets that this divides: a prime, since offsets of transactions come in patterns of two."""
+MAX_MISPLACED_KEYS = 16
 _HEARTBEAT_PREFIX = len(b"\x00forebay-heartbeat\x00")
 _PLAIN_AS_STORED = frozenset({"string", "bytes", "json"})
 
@@ -136,29 +139,46 @@ def advance(
         restored=before.restored or reached,
         replay_since_epoch_ms=before.replay_since_epoch_ms if before.position else now_epoch_ms,
         queries=fold.queries,
-        misplaced_key=before.misplaced_key,
+        misplaced_keys=before.misplaced_keys,
         partitions_found=before.partitions_found,
         tombstone_floor=max(before.tombstone_floor, batch.tombstone_floor),
         end_reached_epoch_ms=before.end_reached_epoch_ms,
         filling=tuple(sorted(fold.filling)),
+        replay_beginning=before.replay_beginning if _has_begun(before) else batch.beginning,
+        proof=batch.proof(before.proof),
+        epochs=_epochs_after(before, batch),
     )
 
 
-def misplaced_key(spec: StoreSpec, partition: int, records: list[Record], seen_before: int) -> bytes | None:
-    """A key that the store's partitioner does not put into this partition, None if none was found.
+def _has_begun(before: CommittedOffset) -> bool:
+    return before.position > 0 and before.replay_beginning is not None
 
-    Checks all of a replica's first keys, and a sample of the rest.
+
+def _epochs_after(before: CommittedOffset, batch: Batch) -> Sequence[EpochStart]:
+    if not batch.records:
+        return before.epochs
+    return merged_epochs(before.epochs, batch.epochs, batch.records[-1][0] + 1)
+
+
+def misplaced_keys(
+    spec: StoreSpec, partition: int, records: Sequence[Record], known: Sequence[bytes]
+) -> tuple[bytes, ...]:
+    """The keys that the store's partitioner does not put into this partition, as in the log, after some records.
+
+    Those known until a record deletes them, and those found. Which records are checked depends on their offsets
+    only, so that all replicas find the same.
     """
-    partitioner = spec.stream_partitioner
-    if partitioner is None:
-        return None
-    step = 1 if seen_before < KEYS_ALL_CHECKED else _KEYS_CHECK_EVERY
-    for _, key, _, timestamp_ms, beat in records[: None if step > 1 else KEYS_ALL_CHECKED : step]:
-        if not beat:
+    if spec.stream_partitioner is None:
+        return ()
+    found = dict.fromkeys(known)
+    for offset, key, value, timestamp_ms, beat in records:
+        if value is None and key in found:
+            del found[key]
+        elif (offset < KEYS_ALL_CHECKED or offset % _KEYS_CHECK_EVERY == 0) and not beat:
             plain = spec.stored_keys.split_changelog(key, timestamp_ms).plain
-            if is_misplaced(spec, partition, plain):
-                return plain
-    return None
+            if value is not None and len(found) < MAX_MISPLACED_KEYS and is_misplaced(spec, partition, plain):
+                found[key] = None
+    return tuple(found)
 
 
 def is_misplaced(spec: StoreSpec, partition: int, plain: bytes) -> bool:

@@ -5,14 +5,27 @@ from __future__ import annotations
 from forebay.changelog import Batch
 from forebay.clock import epoch_ms
 from forebay.state_store import CommittedOffset, StoreCorrupted
+from forebay.store_spec import StoreSpec
 
 _TOMBSTONES_TRUSTED = 0.9
 """A replica trusts tombstones for this fraction of the time that the log keeps them."""
 _CLOCK_SLACK_MS = 60_000.0
 
 
-class TombstonesMissed(StoreCorrupted):
-    """A store is as its log once was, but tombstones written since are gone: it can be served, not continued."""
+class NotContinued(StoreCorrupted):
+    """A store is as its log once was, but cannot become what a replay of the log gives now: it can be served."""
+
+
+class TombstonesMissed(NotContinued):
+    """Tombstones that were written since are gone."""
+
+
+class BeginningMoved(NotContinued):
+    """Records before the log's present beginning are in the store, and in no store that is built from now on."""
+
+
+class LogCut(StoreCorrupted):
+    """A store has records that its log has lost: it can be served, with a lag that nobody knows, not continued."""
 
 
 def replaced_log(topic: str) -> str:
@@ -21,7 +34,7 @@ def replaced_log(topic: str) -> str:
 
 
 def continuity_fault(
-    log: str | None, before: CommittedOffset, end_reached_epoch_ms: float | None, batch: Batch
+    spec: StoreSpec, log: str | None, before: CommittedOffset, end_reached_epoch_ms: float | None, batch: Batch
 ) -> StoreCorrupted | None:
     """Why a batch cannot follow the state of a replica of ``log``, None if it can.
 
@@ -31,12 +44,15 @@ def continuity_fault(
     topic = batch.topic_partition.topic
     if log is not None and log != batch.identity:
         return StoreCorrupted(replaced_log(topic))
-    if batch.truncated:
-        return StoreCorrupted(
-            f"the log {topic!r} has lost records before offset {before.position}, which were applied"
-        )
     if batch.end.offset < before.position:
-        return StoreCorrupted(f"the log {topic!r} ends at {batch.end.offset}, before offset {before.position}")
+        return LogCut(f"the log {topic!r} ends at {batch.end.offset}, before offset {before.position}")
+    if batch.truncated:
+        return LogCut(f"the log {topic!r} has lost records before offset {before.position}, which were applied")
+    began, may_begin_later = before.replay_beginning, spec.accept_uncompacted or not batch.is_beginning_fixed
+    if began is not None and before.position > 0 and batch.beginning > began and not may_begin_later:
+        return BeginningMoved(
+            f"the log {topic!r} begins at {batch.beginning}, and began at {began} when it was read"
+        )
     if batch.end.offset == before.position and before.pending_end is None:
         # Nothing was written since, so nothing can have been missed.
         return None

@@ -20,6 +20,7 @@ from forebay_worker.state.offset_cache import OffsetCache
 from forebay_worker.state.offsets_file import read_positions, record_positions
 from forebay_worker.state.storage_faults import meets_all, require_room, storage_fault
 from forebay_worker.state.store_factory import StoreFactory
+from forebay_worker.tasks.doubts import Doubt
 from forebay_worker.tasks.expiry import Sweeper
 from forebay_worker.tasks.recovery import Recovery, RecoveryPolicy
 from forebay_worker.tasks.replica import Replica
@@ -67,6 +68,8 @@ class TaskManager:
         self.applier = self._recovery.applier
         self.bulk_restore = self._recovery.bulk_restore
         self.replicas: ReplicaTable = {}
+        self.doubts: Mapping[str, Doubt] = {}
+        """What is wrong with the keys of stores: what one partition should not have, another lacks."""
         self._assigned: tuple[frozenset[TaskId], frozenset[TaskId]] = (frozenset(), frozenset())
         self._designating = threading.Lock()
         """Held while roles are given by what is assigned: by a former assignment none must come back."""
@@ -309,5 +312,7 @@ class TaskManager:
             self._reopen_boot_ms = None
             self._unopenable.clear()
             self._reconcile()
+        views = [replica.served.view for replica in self.replicas.values()]
+        self.doubts = {view.spec.name: view.doubt for view in views if view.doubt and not view.is_log_cut}
         self._recovery.keep_up(self.replicas.values())
         self._sweeper.sweep_some(self.replicas.values())

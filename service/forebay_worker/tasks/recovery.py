@@ -102,9 +102,9 @@ class Recovery:
     def handle(self, event: ReplicaEvent) -> None:
         """Do what follows from an event; events of replicas that have been released since are dropped."""
         match event:
-            case StoreDamaged(replica, reason, store, as_it_once_was):
+            case StoreDamaged(replica, reason, store, as_it_once_was, is_cut):
                 if store is None or (replica.view.store is store and replica.writable):
-                    self._rebuild(replica, reason, as_it_once_was=as_it_once_was)
+                    self._rebuild(replica, reason, as_it_once_was=as_it_once_was, is_cut=is_cut)
             case PredecessorDamaged(replica, predecessor, reason):
                 if replica.predecessor is predecessor:
                     log.error("%s: %s; it is not served while it is rebuilt", replica.topic_partition, reason)
@@ -251,11 +251,13 @@ class Recovery:
             self._rebuild(replica, replaced_log(topic))
         return replaced
 
-    def _rebuild(self, replica: Replica, reason: str, *, as_it_once_was: bool = False) -> None:
+    def _rebuild(
+        self, replica: Replica, reason: str, *, as_it_once_was: bool = False, is_cut: bool = False
+    ) -> None:
         """Begin anew in place of a store whose content cannot be trusted, or that is lost.
 
-        One that is ``as_it_once_was`` at some point of its log serves, its lag growing, until the new one has
-        reached the end.
+        One that is ``as_it_once_was`` at some point of its log serves until the new one has reached the end: its
+        lag grows, or is unknown if the log ``is_cut``.
         """
         if replica.phase is ReplicaPhase.CLOSED:
             return
@@ -263,6 +265,8 @@ class Recovery:
         self._detach(replica)
         may_serve = as_it_once_was and replica.view.restored and isinstance(replica.view.store, RocksDbStore)
         former = self._predecessor_of(replica) if may_serve else None
+        if former is not None and is_cut:
+            former.publish(is_log_cut=True)
         replica.invalidate()
         replica.enter(ReplicaPhase.REBUILDING)
         try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from forebay.changelog import Batch
 from forebay.lag import EMPTY_PROGRESS, EndOffsets
 from forebay.state_store import StateStore
 from forebay.store_spec import StoreSpec
@@ -20,6 +21,10 @@ log = logging.getLogger(__name__)
 
 _CHECKPOINT_INTERVAL_MS = 60_000.0
 _CHECKPOINT_BY_TOMBSTONE_LIFE = 0.1
+NO_EPOCHS = (
+    "The log's records have no epochs, so it cannot prove that it is the one that was left when a worker starts. "
+    "Upgrade the brokers, and the topic's message format, to Kafka 0.11 or later."
+)
 _END_KNOWN_FOR_MS = 2_000.0
 """An end observed more recently is known, though the records before it cannot be read."""
 
@@ -63,6 +68,10 @@ class Replica:
     """Records applied of a SQLite log of an earlier version, which have no checksum."""
     records_ahead: int = 0
     """Records whose time was too far after their own timestamp to move stream time."""
+    log_notices: Mapping[str, str] = field(default_factory=dict)
+    """What is wrong with its log although that can be read, by kind."""
+    proves_itself: bool | None = None
+    """Whether the log's records have epochs, by which a log that was cut is noticed; None until one was read."""
     failure: str | None = None
     """Why the last attempt to apply records failed; None after a success."""
     storage_fault: str | None = None
@@ -128,6 +137,15 @@ class Replica:
         """Why records are not applied, None if they are."""
         return self.failure if self.read_failure is None else self.read_failure
 
+    @property
+    def notices(self) -> dict[str, str]:
+        """What is wrong with the log or with where keys are, and the remedy, by kind."""
+        doubt = self.served.view.doubt
+        found = dict(self.log_notices) if doubt is None else {**self.log_notices, doubt.problem.name: doubt.text}
+        if self.proves_itself is False:
+            found["log-without-epochs"] = NO_EPOCHS
+        return found
+
     def note_read_failure(self, reason: str | None, now_boot_ms: float) -> None:
         """Take over whether the log can be read; if its end is not learnt either, it is not known."""
         self.read_failure = reason
@@ -181,7 +199,8 @@ class Replica:
             if self.view.repartitioned:
                 log.error(
                     "%s now has %d partitions, but the topology has %d: new records of a key may be in "
-                    "another partition, so misses are refused. Give the store a new name and a log of that size.",
+                    "another partition, so misses are refused, and so are bounds. Give the store a new name and a "
+                    "log of that size.",
                     self.spec.topic,
                     found,
                     self.spec.partitions,
@@ -207,14 +226,27 @@ class Replica:
             )
         self.records_ahead += records
 
-    def refuse_misses(self, misplaced_key: bytes) -> None:
-        """Stop reporting misses: keys, such as this one, are not where the partitioner puts them."""
-        self.publish(misplaced_key=misplaced_key)
-        log.error(
-            "%s: the key %r is in partition %d, where the partitioner %r does not put it; misses are refused. Set "
-            "the store's partitioner to the writer's, or to 'unknown'.",
-            self.spec.name,
-            misplaced_key,
-            self.task.partition,
-            self.spec.partitioner,
-        )
+    def doubt_keys(self, misplaced_keys: tuple[bytes, ...]) -> None:
+        """Record which keys are in another partition than the partitioner's; the first ones are logged."""
+        known = self.view.misplaced_keys
+        if misplaced_keys == known:
+            return
+        self.publish(misplaced_keys=misplaced_keys)
+        if misplaced_keys and not known:
+            log.error(
+                "%s: the key %r is in partition %d, where the partitioner %r does not put it; misses are refused, "
+                "and so are bounds. Set the store's partitioner to the writer's, or to 'unknown'.",
+                self.spec.name,
+                misplaced_keys[0],
+                self.task.partition,
+                self.spec.partitioner,
+            )
+        elif known and not misplaced_keys:
+            log.info("%s: the keys that another partitioner had put there were deleted", self.topic_partition)
+
+    def learn_epochs(self, batch: Batch) -> None:
+        """Record whether the log's records have epochs; that they have none is logged once."""
+        if batch.records and self.proves_itself is not bool(batch.epochs):
+            self.proves_itself = bool(batch.epochs)
+            if not batch.epochs:
+                log.warning("%s: %s", self.topic_partition, NO_EPOCHS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from forebay.state_store import StateStore, StoreCorrupted
-from forebay_worker.tasks.log_continuity import TombstonesMissed
+from forebay_worker.tasks.log_continuity import LogCut, NotContinued
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreReport
@@ -19,13 +19,15 @@ class StoreDamaged:
     """A store's content cannot be trusted, or is lost.
 
     ``store`` is the one that was read, if another may have taken its place since. A store that is
-    ``as_it_once_was`` at some point of its log may be served until the new one has reached the end.
+    ``as_it_once_was`` at some point of its log may be served until the new one has reached the end. If its log
+    ``is_cut``, nobody knows how far it is behind that.
     """
 
     replica: Replica
     reason: str
     store: StateStore | None = None
     as_it_once_was: bool = False
+    is_cut: bool = False
 
     @classmethod
     def of(cls, replica: Replica, error: StoreCorrupted) -> StoreDamaged:
@@ -37,7 +39,8 @@ class StoreDamaged:
         while found is not None:
             traceback.clear_frames(found.__traceback__)
             found = found.__cause__ or found.__context__
-        return cls(replica, str(error), as_it_once_was=isinstance(error, TombstonesMissed))
+        is_cut = isinstance(error, LogCut)
+        return cls(replica, str(error), as_it_once_was=is_cut or isinstance(error, NotContinued), is_cut=is_cut)
 
 
 @dataclass(frozen=True)

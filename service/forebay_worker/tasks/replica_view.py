@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from forebay.lag import EMPTY_PROGRESS, Progress
+from forebay.log_epochs import EpochStart, OffsetAndEpoch
 from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.state_store import StateStore
 from forebay.store_spec import StoreSpec
+from forebay_worker.tasks.doubts import Doubt, log_cut, misplaced, repartitioned
 from forebay_worker.tasks.recent_changes import RecentChanges
 
 
@@ -32,10 +35,16 @@ class ReplicaView(NamedTuple):
     """Its content was not that of the log, or is lost, and the rebuild is not done."""
     was_checked: bool = False
     """Whether it was ``checked`` before the log could no longer be read."""
-    misplaced_key: bytes | None = None
-    """A key that another partitioner put here: misses then prove nothing."""
+    misplaced_keys: tuple[bytes, ...] = ()
+    """Keys that another partitioner put here, as in the log: the first ``MAX_MISPLACED_KEYS``."""
     partitions_found: int | None = None
     """How many partitions the log was found to have, None if that cannot change."""
+    is_log_cut: bool = False
+    """Whether records that were applied are no longer in the log."""
+    epochs: Sequence[EpochStart] = ()
+    """The newest epochs of the log, as far as records of them were applied."""
+    proof: OffsetAndEpoch | None = None
+    """The point after the last record applied, None if unknown."""
     stream_time_ms: int | None = None
     swept_to_ms: int | None = None
     """Up to when its store's entries were deleted as expired, by a shorter retention maybe."""
@@ -55,7 +64,10 @@ class ReplicaView(NamedTuple):
             filling=False,
             diverged=True,
             was_checked=False,
-            misplaced_key=None,
+            misplaced_keys=(),
+            is_log_cut=False,
+            epochs=(),
+            proof=None,
         )
 
     @property
@@ -78,6 +90,26 @@ class ReplicaView(NamedTuple):
     def repartitioned(self) -> bool:
         """Whether the log has another number of partitions than the topology."""
         return self.partitions_found not in (None, self.spec.partitions)
+
+    @property
+    def doubt(self) -> Doubt | None:
+        """What is wrong with its keys or its log, None if nothing is known to be."""
+        if self.is_log_cut:
+            return log_cut(self.spec)
+        if self.repartitioned:
+            return repartitioned(self.spec, self.partitions_found or 0)
+        return misplaced(self.spec) if self.misplaced_keys else None
+
+    @property
+    def point(self) -> OffsetAndEpoch | None:
+        """Where in the history of the log an answer is at most; None where its epoch is not known.
+
+        In the middle of a compacted replay, content may be of a later epoch than the last record applied.
+        """
+        progress, proof = self.progress, self.proof
+        if proof is None or progress.consistent_position != progress.position:
+            return None
+        return OffsetAndEpoch(progress.applying_to, proof.epoch)
 
     @property
     def oldest_kept_ms(self) -> int | None:

@@ -27,7 +27,7 @@ from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_worker.state.sst_file import write_sst
 from forebay_worker.state.storage_faults import storage_fault
-from forebay_worker.tasks.folding import Fold, advance, misplaced_key
+from forebay_worker.tasks.folding import Fold, advance, misplaced_keys
 from forebay_worker.tasks.log_continuity import continuity_fault
 from forebay_worker.tasks.record_check import BadRecord, fitting
 from forebay_worker.tasks.sorted_run import SortedRun
@@ -108,7 +108,8 @@ class Restorer:
         if job.changelog not in self._consumers:
             self._consumers[job.changelog] = open_changelog(job.changelog).consumer(replay=True)
         consumer = self._consumers[job.changelog]
-        consumer.assign(tp, CommittedOffset.from_document(job.committed).position)
+        committed = CommittedOffset.from_document(job.committed)
+        consumer.assign(tp, committed.position, committed.proof)
         try:
             yield from _fold_files(job, spec, tp, consumer)
         finally:
@@ -132,7 +133,7 @@ def _fold_files(
     pulse_due = time.monotonic() + _PULSE_S
     while target < 0 or committed.position < target:
         batch = _next_batch(consumer, tp, job.patience_s)
-        if continuity_fault(job.log, committed, committed.last_end_reached_epoch_ms, batch) is not None:
+        if continuity_fault(spec, job.log, committed, committed.last_end_reached_epoch_ms, batch) is not None:
             # The applier takes over and finds the same.
             return
         failure = consumer.failures().get(tp)
@@ -161,9 +162,9 @@ def _fold_files(
             # The applier takes over, stops at it and reports it: a retry would end the same way.
             return
         ahead += fold.ahead
-        if committed.misplaced_key is None:
-            found = misplaced_key(spec, job.partition, batch.records, records)
-            committed = committed._replace(misplaced_key=None if found is None else found.hex())
+        known = [bytes.fromhex(key) for key in committed.misplaced_keys]
+        found = misplaced_keys(spec, job.partition, batch.records, known)
+        committed = committed._replace(misplaced_keys=tuple(key.hex() for key in found))
         records += len(batch.records)
         held_bytes += _size_of(fold.changes)
         committed = advance(committed, batch, fold, committed.last_caught_up_epoch_ms, epoch_ms())

@@ -35,6 +35,8 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
     replica.publish(
         progress=progress._replace(applying_to=max(committed.content_before, offset.content_before)),
         filling=replica.view.filling or bool(offset.filling),
+        epochs=offset.epochs,
+        proof=offset.proof if offset.pending_end is None else None,
     )
     store.ingest(path, tp, offset)
     replica.publish(
@@ -47,8 +49,7 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
         stream_time_ms=offset.stream_time_ms,
     )
     replica.failure = replica.storage_fault = None
-    if offset.misplaced_key is not None and replica.view.misplaced_key is None:
-        replica.refuse_misses(bytes.fromhex(offset.misplaced_key))
+    replica.doubt_keys(tuple(map(bytes.fromhex, offset.misplaced_keys)))
     replica.records_applied += report.records
     replica.records_skipped += report.skipped
     replica.records_unchecked += report.unchecked

@@ -42,7 +42,7 @@ class Copy:
         self.replica = Replica.opened(SPEC, TaskId(0, 0), MemoryStore("s"), "log")
         self.finish()
         metadata = StreamsMetadataState(TOPOLOGY.stores)
-        tasks = SimpleNamespace(replicas={("s", 0): self.replica})
+        tasks = SimpleNamespace(replicas={("s", 0): self.replica}, doubts={})
         membership = SimpleNamespace(lease_until_boot_ms=inf)
         self._reads = Reads(Admission(TOPOLOGY, metadata, "h:1", tasks, membership, 5000), 1 << 20)
 

@@ -184,7 +184,7 @@ WHOLE = CommittedOffset(
     as_of_epoch_ms={"alive": 9_000.0, "silent": 1_000.0},
     stream_time_ms=7_000,
     queries={"alive": "q1", "silent": "q2"},
-    misplaced_key="6b",
+    misplaced_keys=["6b"],
     partitions_found=2,
     tombstone_floor=3,
 )
@@ -212,7 +212,7 @@ def test_metadata_of_a_later_offset_proves_nothing(tmp_path, clock):
     found = checkpointed(tmp_path, clock).committed_offset(TP)
     assert found.position == 4
     assert found.as_of_epoch_ms == {"alive": None, "silent": None}
-    assert (found.stream_time_ms, found.misplaced_key, found.partitions_found) == (7_000, "6b", 2)
+    assert (found.stream_time_ms, found.misplaced_keys, found.partitions_found) == (7_000, ["6b"], 2)
     assert found.tombstone_floor == 0
 
 

@@ -399,20 +399,38 @@ def test_misplaced_key_makes_misses_worthless(tmp_path):
     follower = Follower(log.changelog, spec(partitions=4))
     log.append((own, b"1"))
     follower.poll()
-    assert follower.replica.view.misplaced_key is None
+    assert follower.replica.view.misplaced_keys == ()
     log.append((external, b"1"))
     follower.poll()
-    assert follower.replica.view.misplaced_key == external
+    assert follower.replica.view.misplaced_keys == (external,)
     # A restart finds nothing new in the log, and still knows.
     again = Replica.opened(follower.replica.spec, TaskId(0, 0), follower.replica.view.store)
     follower.applier.follow(again)
-    assert again.view.misplaced_key == external
+    assert again.view.misplaced_keys == (external,)
     # By another partitioner the key may lie right.
     mended = Replica.opened(
         dataclasses.replace(again.spec, partitioner="unknown"), TaskId(0, 0), follower.replica.view.store
     )
     follower.applier.follow(mended)
-    assert mended.view.misplaced_key is None
+    assert mended.view.misplaced_keys == ()
+    follower.close()
+
+
+def test_misplaced_keys_are_no_longer_there_once_they_are_deleted(tmp_path):
+    log = Log(tmp_path / "log", partitions=4)
+    placed = Murmur2Partitioner()
+    strayed = [k for k in (b"k%d" % i for i in range(100)) if placed.partition(k, 4) != 0][:3]
+    follower = Follower(log.changelog, spec(partitions=4))
+    log.append(*((key, b"1") for key in strayed))
+    follower.poll()
+    assert follower.replica.view.misplaced_keys == tuple(strayed)
+    log.append((strayed[0], None), (strayed[2], None))
+    follower.poll()
+    assert follower.replica.view.misplaced_keys == (strayed[1],)
+    assert follower.replica.view.doubt is not None
+    log.append((strayed[1], None))
+    follower.poll()
+    assert follower.replica.view.doubt is None
     follower.close()
 
 

@@ -11,8 +11,8 @@ from confluent_kafka import KafkaException
 
 from forebay.changelog.base import CompactionLimits, Consumer, Heartbeat, Rows
 from forebay.changelog.kafka.consumer import KafkaConsumer
+from forebay.changelog.kafka.fetcher import Fetcher
 from forebay.changelog.kafka.heartbeats import BATCH_TIMEOUT_MS, HeartbeatWriter
-from forebay.changelog.kafka.librdkafka_fetcher import LibrdkafkaFetcher
 from forebay.changelog.kafka.superseded_records import append_tombstones
 from forebay.changelog.kafka.topics import KafkaTopics, passes
 from forebay.changelog.kafka.url import KafkaUrl
@@ -59,13 +59,8 @@ class KafkaChangelog:
         return dict.fromkeys(range(description.partitions), description.identity)
 
     def consumer(self, *, replay: bool = False) -> Consumer:
-        """A new reader; for a ``replay`` it reads one partition at a time, further ahead."""
-        if not replay or self.kafka.only_librdkafka:
-            return KafkaConsumer(self._topics, lambda: LibrdkafkaFetcher(self.kafka, replay=replay))
-        # Only restore processes need it.
-        from forebay.changelog.kafka.aiokafka_fetcher import AiokafkaFetcher
-
-        return KafkaConsumer(self._topics, lambda: AiokafkaFetcher(self.kafka))
+        """A new reader; for a ``replay`` it reads further ahead."""
+        return KafkaConsumer(self._topics, lambda: Fetcher(self.kafka, replay=replay))
 
     def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """The current ends for read-committed readers; partitions that cannot be reached are left out."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,8 @@ from forebay.changelog.kafka.topic_states import TopicStates
 from forebay.changelog.kafka.topics import KafkaTopics, ask_offsets, passes
 from forebay.clock import boot_ms
 from forebay.lag import EndOffset
+from forebay.log_epochs import OffsetAndEpoch
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -26,7 +28,7 @@ log = logging.getLogger(__name__)
 _END_INTERVAL_MS = 100.0
 _ENDS_AT_ONCE = 250
 """How many known ends are refreshed at a time: each costs Python 20 us, so this is a twentieth of a core."""
-_BEGINNING_INTERVAL_MS = 30_000.0
+_BEGINNING_INTERVAL_MS = 10_000.0
 _WRITTEN_TO_FOR_MS = 10_000.0
 """For this long after something was seen beyond the position, both ends of a partition are requested."""
 _RENEWAL_INTERVAL_MS = 1_000.0
@@ -45,6 +47,10 @@ class _AssignedPartition:
     since_boot_ms: float
     """When the position was reached: only an end observed after that can contradict it."""
     assigned_boot_ms: float
+    proof: OffsetAndEpoch | None = None
+    """Where the last record that was read ends, and its epoch; None if no record was, or it had none."""
+    is_proven: bool = True
+    """Whether the log is known to have that record: until then nothing counts that it says."""
     end: EndOffset | None = None
     stable: EndOffset | None = None
     """The last stable offset as last answered."""
@@ -136,11 +142,11 @@ class KafkaConsumer:
         self._not_fetched.update(self._assigned)
         old.close(wait=False)
 
-    def assign(self, topic_partition: TopicPartition, position: int) -> None:
-        """Read a partition from this position on, once its topic is known."""
+    def assign(self, topic_partition: TopicPartition, position: int, proof: OffsetAndEpoch | None = None) -> None:
+        """Read a partition from this position on, once its topic is known; see ``Consumer``."""
         self.unassign(topic_partition)
         now = boot_ms()
-        self._assigned[topic_partition] = _AssignedPartition(position, now, now)
+        self._assigned[topic_partition] = _AssignedPartition(position, now, now, proof, proof is None)
         self._not_fetched.add(topic_partition)
         self._first_ends.at_once = self._beginnings.at_once = True
         if self._states.get(topic_partition.topic) is None:
@@ -180,7 +186,7 @@ class KafkaConsumer:
         fetched = self._fetcher.take(of_all)
         fetched_partitions = {tp for tp, part in fetched.items() if part.position or part.end is not None}
         for tp in fetched_partitions & self._assigned.keys():
-            self._assigned[tp].refusal = None
+            self._assigned[tp].refusal, self._assigned[tp].is_proven = None, True
         for tp, part in fetched.items():
             if tp in self._assigned and (part.lost or part.error is not None):
                 self._take_failure(tp, part)
@@ -210,6 +216,18 @@ class KafkaConsumer:
             return ReadFailure(self._topics.silent(), lasting=False)
         return ReadFailure(self._topics.unreadable(tp, error), lasting=not passes(error))
 
+    def notices(self, specs: Mapping[str, StoreSpec]) -> dict[TopicPartition, dict[str, str]]:
+        """Topics whose policy loses what their store needs; see ``Consumer``."""
+        losses = {topic: self._states.loss(spec) for topic, spec in specs.items() if not spec.accept_uncompacted}
+        found = {
+            topic: {
+                "topic-loses-records": f"The topic {topic!r} {loss}, or accept_uncompacted = true on the store."
+            }
+            for topic, loss in losses.items()
+            if loss is not None
+        }
+        return {tp: found[tp.topic] for tp in self._assigned if tp.topic in found}
+
     def current(self) -> tuple[float, list[TopicPartition]]:
         """When ends were last requested, and the partitions whose last batch had reached their end."""
         current, self._current = self._current, []
@@ -234,14 +252,17 @@ class KafkaConsumer:
         assigned, state = self._assigned[tp], self._states.get(tp.topic)
         if assigned.end is None or assigned.beginning is None or state is None:
             return None
-        records = fetched.records
+        if not (assigned.is_proven or assigned.lost):
+            return None
         before = assigned.position
+        # From the proof to the position there are no records, unless they were skipped.
+        records = [record for record in fetched.records if record[0] >= before]
         after = max(before, fetched.position)
         gap = after - before != len(records) and not self._states.is_young(tp.topic, assigned.newest_epoch_ms)
         if after != before:
             assigned.position, assigned.since_boot_ms = after, boot_ms()
             assigned.newest_epoch_ms = max(assigned.newest_epoch_ms, fetched.newest_epoch_ms)
-            assigned.leader_epoch = max(assigned.leader_epoch, fetched.leader_epoch)
+            assigned.leader_epoch = max(assigned.leader_epoch, *(start.epoch for start in fetched.epochs), -1)
         end = assigned.end
         if end.sent_boot_ms < assigned.since_boot_ms:
             end = end.at_least(after)
@@ -252,7 +273,7 @@ class KafkaConsumer:
         if assigned.lost and not assigned.truncated and (before == 0 or floor <= before <= end.offset):
             assigned.lost = False
         assigned.at_end = after == end.offset and not assigned.lost
-        return Batch(
+        batch = Batch(
             tp,
             records,
             after,
@@ -266,7 +287,11 @@ class KafkaConsumer:
             # The cleaner never passes the last stable offset, which is where a partition ends for a reader.
             end_reached=bool(fetched.end) and fetched.end == after,
             truncated=assigned.truncated,
+            is_beginning_fixed=not state.deletes,
+            epochs=fetched.epochs,
         )
+        assigned.proof = batch.proof(assigned.proof)
+        return batch
 
     def _take_answers(self) -> None:
         for ends in (self._ends, self._first_ends):
@@ -298,8 +323,8 @@ class KafkaConsumer:
         self._renewal_due |= bool(replaced)
         for tp, assigned in self._assigned.items():
             if tp.topic in replaced:
-                # A recreated topic begins with epoch 0.
-                assigned.leader_epoch = -1
+                # A recreated topic begins with epoch 0, and its identity says that it is another log.
+                assigned.leader_epoch, assigned.proof = -1, None
         if self._renewal_due:
             self._renew_fetcher()
 
@@ -325,7 +350,12 @@ class KafkaConsumer:
                 or self._states.get(tp.topic) is None
             ):
                 continue
-            self._fetcher.start(tp, assigned.position or assigned.beginning)
+            proof = assigned.proof
+            if proof is not None and proof.offset < assigned.beginning:
+                # The log no longer has the record whose epoch could be compared.
+                proof = None
+            assigned.is_proven = proof is None
+            self._fetcher.start(tp, assigned.position or assigned.beginning, proof)
             self._not_fetched.discard(tp)
 
     def _stop_fetching(self, tp: TopicPartition) -> None:

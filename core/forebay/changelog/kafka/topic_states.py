@@ -14,12 +14,14 @@ from forebay.changelog.kafka.topics import (
     ask_descriptions,
     config_values,
     is_away,
+    loss_by,
     topic_state,
 )
 from forebay.clock import epoch_ms
+from forebay.store_spec import StoreSpec
 
 _DESCRIPTION_INTERVAL_MS = 1_000.0
-_CONFIG_INTERVAL_MS = 60_000.0
+_CONFIG_INTERVAL_MS = 5_000.0
 _REFUSED_FOR_MS = 3_000.0
 """A topic that is being recreated is missing for a moment, and brokers learn of one that is new one by one."""
 _PROVEN_YOUNG = 0.9
@@ -70,6 +72,11 @@ class TopicStates:
             if known is None or replaced or known.min_compaction_lag_ms < state.min_compaction_lag_ms:
                 self._lag_since_epoch_ms[topic] = epoch_ms()
         return changes
+
+    def loss(self, spec: StoreSpec) -> str | None:
+        """What a store rebuilt from its topic would lack, as last configured, and the remedy; None if nothing."""
+        config = self._configs.get(spec.topic)
+        return None if config is None else loss_by(spec, config)
 
     def refusal(self, topic: str, now_boot_ms: float) -> KafkaError | None:
         """Why a topic cannot be described, None while it can or that may be about to change."""

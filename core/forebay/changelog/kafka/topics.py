@@ -18,7 +18,14 @@ from forebay.changelog.kafka.client_close import Admin
 from forebay.changelog.kafka.topic_ids import topic_id
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.clock import boot_ms
-from forebay.errors import ChangelogError, ChangelogUnreachable, PartitionCountMismatch, TopicMissing, TopicRefused
+from forebay.errors import (
+    ChangelogError,
+    ChangelogUnreachable,
+    PartitionCountMismatch,
+    PartitionsAdded,
+    TopicMissing,
+    TopicRefused,
+)
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 
@@ -49,6 +56,8 @@ class TopicState(NamedTuple):
     """How long compaction keeps tombstones (``delete.retention.ms``); None if nothing is compacted."""
     min_compaction_lag_ms: float
     """Compaction leaves younger records alone, and all that follow one."""
+    deletes: bool
+    """Whether the brokers delete records by time or size."""
 
 
 def topic_config(spec: StoreSpec) -> dict[str, str]:
@@ -66,7 +75,7 @@ def loss_by(spec: StoreSpec, config: Mapping[str, str]) -> str | None:
     policy = config.get("cleanup.policy", "delete")
     needed_ms, replaced_ms = spec.store_kind.log_retention(spec)
     if "delete" in policy:
-        limits = {name: int(config.get(name, -1)) for name in ("retention.ms", "retention.bytes")}
+        limits = _limits(config)
         kept = limits["retention.ms"] < 0 or (needed_ms is not None and limits["retention.ms"] >= needed_ms)
         if not kept or limits["retention.bytes"] >= 0:
             shown = ", ".join(f"{name}={limit}" for name, limit in limits.items())
@@ -133,7 +142,8 @@ class KafkaTopics:
             self._create(spec.topic, spec.partitions, topic_config(spec))
             found = self._soon(lambda: self.describe(spec.topic))
         if found.partitions != spec.partitions:
-            raise PartitionCountMismatch(
+            refusal = PartitionsAdded if found.partitions > spec.partitions else PartitionCountMismatch
+            raise refusal(
                 f"The topic {spec.topic!r} at {self._url} has {found.partitions} partitions, the topology has "
                 f"{spec.partitions}. A different count moves keys: set partitions = {found.partitions}, or give "
                 "the store a new name."
@@ -402,4 +412,11 @@ def topic_state(description: Any, config: Mapping[str, str]) -> TopicState:
         len(description.partitions),
         float(config.get("delete.retention.ms", _DAY_MS)) if compacted else None,
         float(config.get("min.compaction.lag.ms", 0)) if compacted else float("inf"),
+        "delete" in config.get("cleanup.policy", "delete")
+        and any(limit >= 0 for limit in _limits(config).values()),
     )
+
+
+def _limits(config: Mapping[str, str]) -> dict[str, int]:
+    """By what the brokers delete records, -1 where they do not."""
+    return {name: int(config.get(name, -1)) for name in ("retention.ms", "retention.bytes")}

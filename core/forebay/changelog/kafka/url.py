@@ -126,11 +126,6 @@ class KafkaUrl:
         mine = {name.replace("_", "."): value for name, value in own.items()}
         return {**_DEFAULTS, **self.properties, "bootstrap.servers": self.bootstrap_servers, **mine}
 
-    @property
-    def only_librdkafka(self) -> frozenset[str]:
-        """The properties that concern reading and that aiokafka does not have, such as ``client.rack``."""
-        return frozenset(self.properties) - _OF_AIOKAFKA - _OF_SPARK.keys()
-
     def aiokafka(self) -> dict[str, Any]:
         """The arguments of an aiokafka client that concern the connection."""
         from aiokafka.helpers import create_ssl_context

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 from forebay.changelog.sqlite.checksums import with_checksums
 from forebay.changelog.sqlite.log_file import (
     INSERT_INTO,
+    Proof,
     WriteRefused,
+    begin_to_append,
     check_identity,
     connect,
-    prepare_to_write,
     transaction,
 )
 from forebay.changelog.sqlite.writers import claim_writer
@@ -53,6 +54,7 @@ def append_batch(
     dry_run: bool = False,
     is_fill: bool = False,
     identity: str | None = None,
+    proof: Proof | None = None,
 ) -> WrittenBatch:
     """Append a micro-batch's rows ``(key, value, timestamp_ms)`` and its marker in one transaction.
 
@@ -61,10 +63,10 @@ def append_batch(
     where the first attempt wrote none: they would come after those of newer batches. ``timed`` rows have their own
     timestamps, as versions do; others have that of the attempt, which a repeat need not match. A ``dry_run`` does
     the same and rolls it back. What a fill is refused for is said in its own words. A log of another
-    ``identity`` is refused.
+    ``identity`` is refused. ``proof`` is the one of the writer's last heartbeat, if it knows that.
     """
     with contextlib.closing(connect(path)) as connection, transaction(connection, dry_run=dry_run):
-        prepare_to_write(connection, path)
+        begin_to_append(connection, path, proof)
         check_identity(connection, path, identity)
         claim_writer(connection, writer, query_id)
         marker = connection.execute(
@@ -133,11 +135,18 @@ def differs(path: str, write_name: str, batch_id: int, before: int, now: int, is
     )
 
 
-def append_rows(path: str, rows: Iterable[tuple[bytes, bytes | None, int]], *, writer: str, query_id: str) -> None:
+def append_rows(
+    path: str,
+    rows: Iterable[tuple[bytes, bytes | None, int]],
+    *,
+    writer: str,
+    query_id: str,
+    proof: Proof | None = None,
+) -> None:
     """Append rows ``(key, value, timestamp_ms)`` in one transaction, without a marker: repeated, they are there
     twice."""
     with contextlib.closing(connect(path)) as connection, transaction(connection):
-        prepare_to_write(connection, path)
+        begin_to_append(connection, path, proof)
         claim_writer(connection, writer, query_id)
         (offset,) = connection.execute("SELECT next_offset FROM state").fetchone()
         count, _ = _append(connection, offset, rows, timed=False)

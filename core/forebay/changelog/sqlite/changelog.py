@@ -73,6 +73,7 @@ class SqliteChangelog:
     ) -> None:
         self.directory = Path(directory).absolute()
         self.url = f"sqlite://{quote(str(self.directory))}"
+        self._proofs: dict[TopicPartition, log_file.Proof] = {}
         if not create and not (self.directory / _TOPICS_FILE).exists():
             raise ChangelogError(
                 f"There is no changelog in {self.directory}: no sink and no worker has created one. Check the URL."
@@ -197,10 +198,14 @@ class SqliteChangelog:
         log, expected = self.identity(topic), identities or {}
 
         def append(partition: int) -> tuple[int, str, int]:
-            with naming(path := self.path(TopicPartition(topic, partition))):
-                names = {"writer": writer, "query_id": query_id}
-                identity = expected.get(partition)
-                return partition, *writers.append_heartbeat(path, **names, value=value, identity=identity)
+            tp = TopicPartition(topic, partition)
+            with naming(path := self.path(tp)):
+                names, proof = {"writer": writer, "query_id": query_id}, self._proofs.get(tp)
+                found, proof = writers.append_heartbeat(
+                    path, **names, value=value, identity=expected.get(partition), proof=proof
+                )
+            self._proofs[tp] = proof
+            return partition, found, proof[0]
 
         try:
             # Most of it is waiting for the disk.
@@ -226,16 +231,28 @@ class SqliteChangelog:
         try:
             for partition, pairs in sorted(rows.items()):
                 timed = ((key, value, now_ms) for key, value in pairs)
+                proof = self.proofs(topic).get(partition)
                 with naming(path := self.path(TopicPartition(topic, partition))):
                     if batch_id is None:
-                        batches.append_rows(path, timed, writer=writer, query_id=query_id)
-                    else:
-                        batches.append_batch(
-                            path, timed, writer=writer, query_id=query_id, batch_id=batch_id, write_name=writer
-                        )
+                        batches.append_rows(path, timed, writer=writer, query_id=query_id, proof=proof)
+                        continue
+                    batches.append_batch(
+                        path,
+                        timed,
+                        writer=writer,
+                        query_id=query_id,
+                        batch_id=batch_id,
+                        write_name=writer,
+                        proof=proof,
+                    )
         except log_file.WriteRefused as error:
             raise BatchConflict(str(error)) from None
         return self.append_heartbeat(topic, writer=writer, query_id=query_id, value=heartbeat)
+
+    def proofs(self, topic: str) -> dict[int, log_file.Proof]:
+        """By partition, the proof of the last heartbeat that was appended here: whoever has it goes on in that
+        log."""
+        return {tp.partition: proof for tp, proof in self._proofs.items() if tp.topic == topic}
 
     def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
         """A writer's newest heartbeat; see ``Changelog``."""

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from forebay.changelog.base import Batch, ReadFailure
@@ -18,6 +18,8 @@ from forebay.clock import boot_ms
 from forebay.file_access import denial
 from forebay.file_events import FileEvents
 from forebay.lag import EndOffset
+from forebay.log_epochs import EpochStart, OffsetAndEpoch
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -31,11 +33,8 @@ _CHECK_EACH_EVERY_MS = 5_000.0
 _NEXT_EVENTS_MS = 60_000.0
 _RETRY_MS = 1_000.0
 _LEAST_PAUSE_MS = 1.0
-_LONGEST_PAUSE_MS = 250.0
-_PAUSE_BY_PARTIAL_CHECK = 10
+_PAUSE_BY_CHECK = 10
 """Pause until the next poll of logs that are being written to, as a multiple of the time a poll takes."""
-_PAUSE_BY_FULL_CHECK = 3
-"""The same if the kernel does not report which: a thousand should not take most of a core."""
 _IF_GONE = (
     "What was applied is served, with growing lag. Put it back; if it is lost, the next start of a worker or a "
     "sink creates it, empty, and workers are rebuilt from that: fill the store again."
@@ -43,6 +42,10 @@ _IF_GONE = (
 _IF_DAMAGED = (
     "Nothing from there on is applied. Restore the changelog from a backup, or run 'forebay changelog reset' and "
     "fill the store again."
+)
+_UNREPORTED = (
+    "The kernel did not report a write to a log in this directory. Its logs are looked at instead, so what is new "
+    "in them is seen some milliseconds later. Keep the changelog on a local file system that is mounted once."
 )
 _CACHE_KIB_PER_PARTITION = 64
 """Cache per log; SQLite's default of 2 MB, times thousands of partitions, would not be a bound."""
@@ -64,14 +67,17 @@ class _Assigned:
 
 
 class SqliteConsumer:
-    """Reads partitions, each over a connection of its own, once the kernel reports writes to their files.
+    """Reads partitions, each over a connection of its own, once they were written to.
 
-    If it cannot, and for a ``replay``, every partition is polled each time.
+    The kernel reports that at once. A look at each log finds what is not reported, and says up to when there was
+    nothing new. For a ``replay`` every partition is polled each time.
     """
 
     def __init__(self, path: Callable[[TopicPartition], str], *, replay: bool = False) -> None:
         self._path = path
+        self._replay = replay
         self._positions: dict[TopicPartition, int] = {}
+        self._proofs: dict[TopicPartition, OffsetAndEpoch | None] = {}
         self._assigned: dict[TopicPartition, _Assigned] = {}
         self._failing: dict[TopicPartition, ReadFailure] = {}
         self._retry_boot_ms: dict[TopicPartition, float] = {}
@@ -86,14 +92,16 @@ class SqliteConsumer:
         self._events_due_boot_ms = float("inf") if replay else 0.0
         """When to ask the kernel for reports, if it gives none; a replay does without."""
         self._warned = False
+        self._unreported: set[str] = set()
+        """Directories in which a write was found that the kernel did not report."""
         self._files: dict[str, TopicPartition] = {}
         self._rechecked_boot_ms = boot_ms()
         self._to_recheck: list[TopicPartition] = []
 
-    def assign(self, topic_partition: TopicPartition, position: int) -> None:
-        """Read a partition from this position on."""
+    def assign(self, topic_partition: TopicPartition, position: int, proof: OffsetAndEpoch | None = None) -> None:
+        """Read a partition from this position on; see ``Consumer``."""
         self.unassign(topic_partition)
-        self._positions[topic_partition] = position
+        self._positions[topic_partition], self._proofs[topic_partition] = position, proof
         self._unread.add(topic_partition)
         path = self._path(topic_partition)
         self._files |= {path: topic_partition, f"{path}-wal": topic_partition}
@@ -102,6 +110,7 @@ class SqliteConsumer:
         """Stop reading a partition."""
         if self._positions.pop(topic_partition, None) is None:
             return
+        del self._proofs[topic_partition]
         self._fail(topic_partition, None)
         self._unread.discard(topic_partition)
         self._unsettled.discard(topic_partition)
@@ -110,19 +119,13 @@ class SqliteConsumer:
         self._disconnect(topic_partition)
 
     def wait(self, wake: Wake, timeout_s: float) -> None:
-        """Return once a file is written to, when ``wake`` is set, or after the time-out.
-
-        Later if the kernel does not report writes and the last poll took long.
-        """
-        if self._events is None:
-            pause_ms = min(_PAUSE_BY_FULL_CHECK * self._check_took_ms, _LONGEST_PAUSE_MS)
-            wake.wait(max(timeout_s, pause_ms / 1000))
-        elif self._unsettled:
+        """Return once a write was reported, when ``wake`` is set, or after the time-out."""
+        if self._unsettled:
             # A long transaction makes the kernel report writes all the time.
-            pause_ms = max(_PAUSE_BY_PARTIAL_CHECK * self._check_took_ms, _LEAST_PAUSE_MS)
+            pause_ms = max(_PAUSE_BY_CHECK * self._check_took_ms, _LEAST_PAUSE_MS)
             wake.wait(min(timeout_s, pause_ms / 1000))
-        elif self._unread <= self._failing.keys():
-            wake.wait(timeout_s, self._events.fileno())
+        elif self._replay or self._unread <= self._failing.keys():
+            wake.wait(timeout_s, *([] if self._events is None else [self._events.fileno()]))
 
     def close(self) -> None:
         """Close every connection."""
@@ -144,7 +147,7 @@ class SqliteConsumer:
             self._unsettled.discard(tp)
             try:
                 source = self._source(tp)
-                if self._events is not None and log_file.is_written_to(source.cursor):
+                if not self._replay and log_file.is_written_to(source.cursor):
                     self._unsettled.add(tp)
                 batch, failure = self._read(tp, source, max_records)
             except _FAILURES as error:
@@ -172,24 +175,65 @@ class SqliteConsumer:
         return dict(self._failing)
 
     def current(self) -> tuple[float, list[TopicPartition]]:
-        """A time, and the partitions whose files were not written to between their last poll and then."""
+        """A time, and the partitions to which nothing was written between their last poll and then.
+
+        Each is looked at, after that time: silence of the kernel proves nothing.
+        """
         sent_boot_ms = boot_ms()
         self._take_events()
-        return sent_boot_ms, [tp for tp in self._positions if tp not in self._unread and tp not in self._unsettled]
+        quiet = [tp for tp in self._positions if tp not in self._unread and tp not in self._unsettled]
+        written = {tp for tp in quiet if not self._is_unchanged(tp)}
+        if written:
+            self._on_written(written)
+        return sent_boot_ms, [tp for tp in quiet if tp not in written]
+
+    def notices(self, specs: Mapping[str, StoreSpec]) -> dict[TopicPartition, dict[str, str]]:
+        """Logs of which the kernel does not report all writes; see ``Consumer``."""
+        found = {"writes-unreported": _UNREPORTED} if self._unreported else {}
+        return {tp: found for tp in self._not_reported() if self._events is not None}
+
+    def _is_unchanged(self, tp: TopicPartition) -> bool:
+        source = self._assigned.get(tp)
+        try:
+            return source is not None and _data_version(source) == source.data_version
+        except sqlite3.Error:
+            # A poll says why.
+            return False
+
+    def _on_written(self, partitions: set[TopicPartition]) -> None:
+        """Read partitions that were found to be written to, and distrust the kernel where it did not say so."""
+        self._unread |= partitions
+        if self._events is None:
+            return
+        reported = self._events.changed()
+        if reported is None:
+            self._unread.update(self._positions)
+            return
+        self._unread.update(self._files[path] for path in reported & self._files.keys())
+        silent = partitions - {self._files.get(path) for path in reported}
+        for directory in {os.path.dirname(self._path(tp)) for tp in silent} - self._unreported:
+            self._unreported.add(directory)
+            log.warning("%s: %s", directory, _UNREPORTED)
 
     def _take_events(self) -> None:
-        changed = None if self._events is None else self._events.changed()
+        changed = set[str]() if self._events is None else self._events.changed()
         if self._events is None and boot_ms() >= self._events_due_boot_ms:
             self._begin_events()
-        if changed is None:
+        if changed is None or self._replay:
             self._unread.update(self._positions)
-            if self._events is not None:
-                self._retry_boot_ms.clear()
+            self._retry_boot_ms.clear()
         else:
             for path in changed & self._files.keys():
                 self._unread.add(self._files[path])
                 self._retry_boot_ms.pop(self._files[path], None)
+            self._unread.update(tp for tp in self._not_reported() if not self._is_unchanged(tp))
             self._recheck()
+
+    def _not_reported(self) -> list[TopicPartition]:
+        """Those whose writes the kernel does not report."""
+        if self._events is None:
+            return list(self._positions)
+        return [tp for tp in self._positions if os.path.dirname(self._path(tp)) in self._unreported]
 
     def _recheck(self) -> None:
         """Poll each now and then regardless: nothing reports that the whole changelog was replaced."""
@@ -205,14 +249,16 @@ class SqliteConsumer:
         """What is new, and why there is no more of it if the next record is damaged."""
         sent = boot_ms()
         cursor = source.cursor
-        (data_version,) = cursor.execute("PRAGMA data_version").fetchone()
+        data_version = _data_version(source)
         checked, is_cut, failure = Checked([], 0, None), False, None
-        position = self._positions[tp]
+        position, proof = self._positions[tp], self._proofs[tp]
+        epochs, truncated = [], False
         if data_version != source.data_version or position < source.end:
             # One read transaction, so that records and end are consistent.
             cursor.execute("BEGIN")
             try:
                 state = log_file.read_state(cursor, source.path)
+                truncated = proof is not None and not (state.has_epochs and log_file.is_proven(cursor, proof))
                 first = cursor.execute("SELECT min(offset) FROM log").fetchone()[0]
                 cursor.execute(
                     f"SELECT {state.columns} FROM log WHERE offset >= ? ORDER BY offset LIMIT ?",
@@ -227,6 +273,8 @@ class SqliteConsumer:
                 )
                 if not rows or rows[0][0] != position:
                     checked = _stepped_over(cursor, state, position) or checked
+                if checked.records and state.has_epochs:
+                    epochs = log_file.read_epochs(cursor, checked.records[0][0], checked.records[-1][0])
             finally:
                 cursor.execute("COMMIT")
             if checked.damaged_offset is not None:
@@ -235,9 +283,10 @@ class SqliteConsumer:
             source.identity, source.end, source.tombstone_floor = state[:3]
             source.beginning = source.end if first is None else first
             source.data_version = data_version
-        records = checked.records
+        # Records after others than those that were read before belong to another history.
+        records = [] if truncated else checked.records
         after = max(position, source.end)
-        if is_cut:
+        if is_cut or truncated:
             after = records[-1][0] + 1 if records else position
         self._positions[tp] = after
         batch = Batch(
@@ -249,8 +298,11 @@ class SqliteConsumer:
             source.beginning,
             source.tombstone_floor,
             source.identity,
+            truncated=truncated,
             unchecked=checked.unchecked,
+            epochs=tuple(EpochStart(*start) for start in epochs),
         )
+        self._proofs[tp] = batch.proof(proof)
         return batch, failure
 
     def _source(self, tp: TopicPartition) -> _Assigned:
@@ -298,6 +350,9 @@ class SqliteConsumer:
             self._events = FileEvents()
         except OSError as error:
             self._end_events(error)
+        else:
+            # A log is watched once it is read.
+            self._unread.update(self._positions)
 
     def _end_events(self, error: OSError) -> None:
         self._events_due_boot_ms = boot_ms() + _NEXT_EVENTS_MS
@@ -307,9 +362,9 @@ class SqliteConsumer:
         if not self._warned:
             self._warned = True
             log.warning(
-                "The kernel does not report which logs are written to (%s), so all are polled repeatedly, which "
-                "takes part of a core if there are many. Raise fs.inotify.max_user_instances or max_user_watches; "
-                "that is noticed within a minute.",
+                "The kernel does not report which logs are written to (%s), so all are looked at repeatedly, and "
+                "what is new in them is seen some milliseconds later. Raise fs.inotify.max_user_instances or "
+                "max_user_watches; that is noticed within a minute.",
                 error.strerror,
             )
 
@@ -317,6 +372,11 @@ class SqliteConsumer:
         source = self._assigned.pop(tp, None)
         if source is not None:
             source.connection.close()
+
+
+def _data_version(source: _Assigned) -> int:
+    """A number that changes with each commit of another connection."""
+    return int(source.cursor.execute("PRAGMA data_version").fetchone()[0])
 
 
 def _stepped_over(cursor: sqlite3.Cursor, state: LogState, position: int) -> Checked | None:

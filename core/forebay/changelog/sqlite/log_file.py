@@ -14,9 +14,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import quote
 
-_FORMAT = 3
+_FORMAT = 4
 _CHECKSUMS_SINCE = 2
 _REMOVALS_SINCE = 3
+_EPOCHS_SINCE = 4
+_MAX_EPOCHS = 256
+"""Epochs of a log that are kept. A reader that was away for longer than so many runs of writers begins anew."""
 _WAL_ATTEMPTS = 250
 PATIENCE_S = 120
 """How long to wait for another holder of a log's write lock: another query may have millions of rows to write."""
@@ -37,7 +40,11 @@ CREATE TABLE IF NOT EXISTS batch (
 CREATE TABLE IF NOT EXISTS writer (
     writer TEXT NOT NULL, query_id TEXT NOT NULL, superseded INTEGER NOT NULL,
     PRIMARY KEY (writer, query_id)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS epoch (first_offset INTEGER PRIMARY KEY, epoch INTEGER NOT NULL);
 """
+
+Proof = tuple[int, int]
+"""The offset after a record, and the epoch of that record: ``forebay.log_epochs.OffsetAndEpoch``."""
 
 
 INSERT_INTO = "INSERT INTO log (offset, key, value, timestamp_ms, heartbeat, checksum) VALUES "
@@ -64,6 +71,8 @@ class LogState(NamedTuple):
     """Compaction has removed records before this offset only: of those from it on none may be missing."""
     columns: str
     """The columns of a record with its checksum, to be selected."""
+    has_epochs: bool
+    """Whether a version has written to it that keeps epochs."""
 
 
 def partition_path(directory: str, topic: str, partition: int) -> str:
@@ -134,7 +143,7 @@ def read_state(connection: sqlite3.Connection | sqlite3.Cursor, path: str) -> Lo
     return LogState._make(
         connection.execute(
             f"SELECT identity, next_offset, tombstone_floor, {checked_from}, {removed_to}, "
-            f"'offset, key, value, timestamp_ms, heartbeat, {expected}' FROM state"
+            f"'offset, key, value, timestamp_ms, heartbeat, {expected}', {found >= _EPOCHS_SINCE} FROM state"
         ).fetchone()
     )
 
@@ -161,7 +170,54 @@ def prepare_to_write(connection: sqlite3.Connection, path: str) -> None:
         connection.execute("UPDATE state SET checked_from = next_offset")
     if found < _REMOVALS_SINCE:
         connection.execute("ALTER TABLE state ADD COLUMN removed_to INTEGER NOT NULL DEFAULT 0")
-        connection.execute("UPDATE state SET format = ?, removed_to = next_offset", (_FORMAT,))
+        connection.execute("UPDATE state SET removed_to = next_offset")
+    if found < _EPOCHS_SINCE:
+        connection.execute("CREATE TABLE epoch (first_offset INTEGER PRIMARY KEY, epoch INTEGER NOT NULL)")
+        connection.execute("UPDATE state SET format = ?", (_FORMAT,))
+
+
+def begin_to_append(connection: sqlite3.Connection, path: str, proof: Proof | None = None) -> int:
+    """Prepare to append records, within a transaction; returns the epoch that they belong to.
+
+    It is the log's last one if the writer's ``proof`` is in the log, so that it goes on in the log that it left.
+    Else an epoch begins: the file may be a copy of what the log once was. Raises ``WriteRefused`` as
+    ``prepare_to_write`` does.
+    """
+    prepare_to_write(connection, path)
+    last = connection.execute("SELECT epoch FROM epoch ORDER BY first_offset DESC LIMIT 1").fetchone()
+    if proof is not None and is_proven(connection, proof):
+        return int(last[0])
+    epoch = max(time.time_ns() // 1000, 0 if last is None else last[0] + 1)
+    # One in which nothing was written gives way.
+    connection.execute("INSERT OR REPLACE INTO epoch SELECT next_offset, ? FROM state", (epoch,))
+    connection.execute(
+        "DELETE FROM epoch WHERE first_offset <= "
+        "(SELECT first_offset FROM epoch ORDER BY first_offset DESC LIMIT 1 OFFSET ?)",
+        (_MAX_EPOCHS,),
+    )
+    return epoch
+
+
+def is_proven(connection: sqlite3.Connection | sqlite3.Cursor, proof: Proof) -> bool:
+    """Whether the log has the record before a proof's offset, of the same epoch. Call within a transaction."""
+    offset, epoch = proof
+    found = connection.execute(
+        "SELECT epoch FROM epoch WHERE first_offset < ? AND ? <= (SELECT next_offset FROM state) "
+        "ORDER BY first_offset DESC LIMIT 1",
+        (offset, offset),
+    ).fetchone()
+    return found is not None and int(found[0]) == epoch
+
+
+def read_epochs(cursor: sqlite3.Cursor, first: int, last: int) -> list[tuple[int, int]]:
+    """The epochs of the records between two offsets, each with its first offset. Call within a transaction."""
+    cursor.execute(
+        "SELECT first_offset, epoch FROM epoch WHERE first_offset <= :last AND first_offset >= "
+        "coalesce((SELECT max(first_offset) FROM epoch WHERE first_offset <= :first), :first) "
+        "ORDER BY first_offset",
+        {"first": first, "last": last},
+    )
+    return cursor.fetchall()
 
 
 @contextlib.contextmanager
@@ -224,7 +280,7 @@ def reset(path: str, identity: str) -> None:
     """Empty the partition and give it a new identity, in place: open readers see it at their next poll."""
     with contextlib.closing(connect(path)) as connection, transaction(connection):
         prepare_to_write(connection, path)
-        for table in ("log", "batch", "writer"):
+        for table in ("log", "batch", "writer", "epoch"):
             connection.execute(f"DELETE FROM {table}")
         connection.execute(
             "UPDATE state SET identity = ?, "

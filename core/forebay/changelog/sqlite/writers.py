@@ -13,10 +13,11 @@ from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.sqlite.checksums import Row, checksum
 from forebay.changelog.sqlite.log_file import (
     INSERT_INTO,
+    Proof,
     WriteRefused,
+    begin_to_append,
     check_identity,
     connect,
-    prepare_to_write,
     transaction,
 )
 
@@ -44,20 +45,21 @@ def claim_writer(connection: sqlite3.Connection, writer: str, query_id: str) -> 
 
 
 def append_heartbeat(
-    path: str, *, writer: str, query_id: str, value: bytes, identity: str | None = None
-) -> tuple[str, int]:
-    """Append a heartbeat; returns the partition's identity, and its next offset after it.
+    path: str, *, writer: str, query_id: str, value: bytes, identity: str | None = None, proof: Proof | None = None
+) -> tuple[str, Proof]:
+    """Append a heartbeat; returns the partition's identity, and the proof of the heartbeat.
 
-    Raises ``WriteRefused`` as ``claim_writer`` does, and for another ``identity``.
+    ``proof`` is the one of the writer's last heartbeat. Raises ``WriteRefused`` as ``claim_writer`` does, and for
+    another ``identity``.
     """
     with contextlib.closing(connect(path)) as connection, transaction(connection):
-        prepare_to_write(connection, path)
+        epoch = begin_to_append(connection, path, proof)
         check_identity(connection, path, identity)
         claim_writer(connection, writer, query_id)
         identity, offset = connection.execute("SELECT identity, next_offset FROM state").fetchone()
         connection.execute(_INSERT, _row(offset, heartbeat_key(writer), value, int(time.time() * 1000), 1))
         connection.execute("UPDATE state SET next_offset = ?", (offset + 1,))
-        return str(identity), int(offset) + 1
+        return str(identity), (int(offset) + 1, epoch)
 
 
 def last_heartbeat(path: str, writer: str) -> bytes | None:
@@ -93,7 +95,7 @@ def retire_writer(path: str, writer: str, *, completed: bool = False) -> None:
     ``completed`` notes that it has written all that it had to.
     """
     with contextlib.closing(connect(path)) as connection, transaction(connection):
-        prepare_to_write(connection, path)
+        begin_to_append(connection, path)
         (offset,) = connection.execute("SELECT next_offset FROM state").fetchone()
         connection.execute(_INSERT, _row(offset, heartbeat_key(writer), None, int(time.time() * 1000), 1))
         connection.execute("UPDATE state SET next_offset = ?", (offset + 1,))

@@ -7,9 +7,10 @@ import binascii
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from forebay.log_epochs import OffsetAndEpoch
 from forebay.position import encode_leb128, read_leb128
 
-_VERSION = 2
+_VERSION = 3
 _DIGEST_BYTES = 8
 MOST_ID_CHARACTERS = 8 << 10
 """Proxies take a request's head of that size. A stream whose id would be longer has none, so it begins anew."""
@@ -32,6 +33,13 @@ class ChangesCursor(NamedTuple):
     """How many keys of the batch after ``since`` were sent too."""
     after: bytes | None = None
     """The state was sent up to this stored key, empty if nothing was yet; None once all was."""
+    epoch: int | None = None
+    """The epoch of the last record before ``upper``, None if that is not known."""
+
+    @property
+    def point(self) -> OffsetAndEpoch | None:
+        """The point in the log's history up to which it may contain changes, None if that is not known."""
+        return None if self.epoch is None else OffsetAndEpoch(self.upper, self.epoch)
 
     @property
     def whole(self) -> bool:
@@ -60,6 +68,7 @@ def encode_id(selection: bytes, partitions: Sequence[int], cursors: Mapping[int,
         cursor = known.get(partition)
         raw += encode_leb128(0 if cursor is None else cursor.upper - base)
         raw += encode_leb128(_extent(cursor))
+        raw += encode_leb128(0 if cursor is None or cursor.epoch is None else cursor.epoch + 1)
     text = base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
     return text if len(text) <= MOST_ID_CHARACTERS else ""
 
@@ -81,13 +90,15 @@ def decode_id(text: str, selection: bytes, partitions: Sequence[int]) -> dict[in
         log, (base, *numbers) = rest[:_DIGEST_BYTES], read_leb128(rest[_DIGEST_BYTES:])
     except (binascii.Error, IndexError) as error:
         raise ValueError("not an id") from error
-    if found != selection or len(numbers) != 2 * len(partitions):
+    if found != selection or len(numbers) != 3 * len(partitions):
         return {}
     cursors = {}
-    for partition, over, extent in zip(partitions, numbers[::2], numbers[1::2], strict=True):
+    stated = zip(partitions, numbers[::3], numbers[1::3], numbers[2::3], strict=True)
+    for partition, over, extent, next_epoch in stated:
         upper = base + over
         if extent >= _PART:
             # No replica can tell what has changed since the beginning, so it resets the partition.
             since = 0 if extent == _PART else max(0, upper - extent + _ALL)
-            cursors[partition] = ChangesCursor(log, since, upper)
+            epoch = next_epoch - 1 if next_epoch else None
+            cursors[partition] = ChangesCursor(log, since, upper, epoch=epoch)
     return cursors

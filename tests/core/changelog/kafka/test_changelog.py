@@ -22,8 +22,7 @@ from forebay.changelog import Heartbeat, Wake
 from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.changelog.kafka.client_close import Admin
-from forebay.changelog.kafka.fetcher import Fetched
-from forebay.changelog.kafka.librdkafka_fetcher import LibrdkafkaFetcher
+from forebay.changelog.kafka.fetcher import Fetched, Fetcher
 from forebay.changelog.kafka.topics import ask_offsets, passes
 from forebay.changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER
 from forebay.errors import (
@@ -782,7 +781,7 @@ def test_what_keeps_an_end_from_being_learnt_is_said(changelog, monkeypatch, cod
     assert failure.lasting == lasting
 
 
-class RefusedOnce(LibrdkafkaFetcher):
+class RefusedOnce(Fetcher):
     """Begins with an error that does not go away, as where a right was lost or a codec is missing."""
 
     refused = False
@@ -798,7 +797,7 @@ def test_rejected_fetch_is_a_failure_until_data_arrives(changelog, monkeypatch):
     store = spec()
     changelog.ensure(store)
     tp = TopicPartition(store.topic, 0)
-    monkeypatch.setattr("forebay.changelog.kafka.changelog.LibrdkafkaFetcher", RefusedOnce)
+    monkeypatch.setattr("forebay.changelog.kafka.changelog.Fetcher", RefusedOnce)
     RefusedOnce.of = tp
     with Reader(changelog, tp) as reader:
         reader.poll()

@@ -15,6 +15,7 @@ from forebay.changelog.kafka import topic_states
 from forebay.changelog.kafka.consumer import KafkaConsumer
 from forebay.changelog.kafka.fetcher import Fetched
 from forebay.changelog.kafka.topics import TopicState
+from forebay.log_epochs import EpochStart
 from forebay.task_ids import TopicPartition
 
 TP = TopicPartition("t", 0)
@@ -47,7 +48,7 @@ class Broker:
     def appends(self, begin: int, end: int, epoch: int) -> None:
         """Have records fetched that a leader of an epoch has appended."""
         records = [(offset, b"k", b"v", 1, False) for offset in range(begin, end)]
-        self.fetched = {TP: Fetched(records, end, end, 1, leader_epoch=epoch)}
+        self.fetched = {TP: Fetched(records, end, end, 1, epochs=(EpochStart(begin, epoch),))}
 
     def take(self, most_records: int) -> dict[TopicPartition, Fetched]:
         taken, self.fetched = self.fetched, {}
@@ -69,7 +70,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     monkeypatch.setattr(topic_states, "ask_descriptions", lambda _, topics: {t: answered(None) for t in topics})
     monkeypatch.setattr(topic_states, "ask_configs", lambda _, topics: {t: answered(None) for t in topics})
     monkeypatch.setattr(topic_states, "config_values", lambda _: {})
-    monkeypatch.setattr(topic_states, "topic_state", lambda *_: TopicState("id", 1, None, 0.0))
+    monkeypatch.setattr(topic_states, "topic_state", lambda *_: TopicState("id", 1, None, 0.0, deletes=False))
     return broker
 
 

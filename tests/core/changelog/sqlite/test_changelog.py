@@ -13,10 +13,12 @@ import pytest
 
 from forebay.changelog import Batch, Consumer, Record, Wake
 from forebay.changelog.sqlite import batches as sqlite_batches
+from forebay.changelog.sqlite import consumer as sqlite_consumer
 from forebay.changelog.sqlite import log_file as sqlite_log_file
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.checksums import checksum
 from forebay.changelog.sqlite.compaction import CompactionLimits
+from forebay.clock import boot_ms
 from forebay.errors import (
     ChangelogElsewhere,
     ChangelogError,
@@ -312,13 +314,49 @@ def test_without_inotify_all_logs_are_polled(
         for batch_id in range(3):
             append(changelog, ZERO, f"a={batch_id}", batch_id)
             assert pairs(poll_one(consumer)) == [(batch_id, b"a", b"%d" % batch_id)]
-        now = iter(range(0, 10**6, 20))
-        monkeypatch.setattr("forebay.changelog.sqlite.consumer.boot_ms", lambda: float(next(now)))
-        assert poll_one(consumer).records == []
-        # Looks that take long must not follow one another all the time.
-        wake = WakeThatTells()
-        consumer.wait(wake, 0.01)
-        assert 0.06 <= wake.timeout_s <= 0.25
+        assert caught_up(consumer)
+        append(changelog, ZERO, "a=3", 3)
+        assert consumer.current()[1] == []
+
+
+def test_what_the_kernel_does_not_report_is_found_by_looking(
+    changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Each watch is on a directory in which nothing happens, as on a file system that others write to."""
+    quiet = tmp_path / "quiet"
+    quiet.mkdir()
+    watch = FileEvents.watch
+    monkeypatch.setattr(FileEvents, "watch", lambda events, _: watch(events, str(quiet)))
+    with consuming(changelog) as consumer:
+        poll_one(consumer)
+        assert caught_up(consumer)
+        for batch_id in range(2):
+            append(changelog, ZERO, f"a={batch_id}", batch_id)
+            assert consumer.current()[1] == []
+            assert pairs(poll_one(consumer)) == [(batch_id, b"a", b"%d" % batch_id)]
+            assert caught_up(consumer)
+        assert list(consumer.notices({})[ZERO]) == ["writes-unreported"]
+    assert caplog.text.count("did not report a write") == 1
+
+
+def test_a_time_is_claimed_only_from_before_the_look(
+    changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with consuming(changelog) as consumer:
+        poll_one(consumer)
+        assert caught_up(consumer)
+        looked: list[float] = []
+        look = sqlite_consumer._data_version
+
+        def noted(source: object) -> int:
+            looked.append(boot_ms())
+            return look(source)
+
+        monkeypatch.setattr(sqlite_consumer, "_data_version", noted)
+        claimed, partitions = consumer.current()
+        assert partitions
+        assert len(looked) == len(partitions)
+        assert claimed <= min(looked)
 
 
 @pytest.mark.parametrize("refused", ["__init__", "watch"])
@@ -334,7 +372,7 @@ def test_once_the_kernel_tells_again_it_is_heeded(
         with monkeypatch.context() as limited:
             limited.setattr(FileEvents, refused, refuse)
             for _ in range(3):
-                poll_one(consumer)
+                list(consumer.poll(1000))
         assert caplog.text.count("fs.inotify") == 1
         poll_one(consumer)
         assert caught_up(consumer)
@@ -698,6 +736,7 @@ def test_a_directory_keeps_its_id_and_no_two_share_one(tmp_path: Path) -> None:
 PRELUDE = """
 import sys
 from forebay.changelog.sqlite import batches as sqlite_batches
+from forebay.changelog.sqlite import consumer as sqlite_consumer
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.task_ids import TopicPartition
 directory, name = sys.argv[1], sys.argv[2]

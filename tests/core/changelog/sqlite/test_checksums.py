@@ -380,13 +380,13 @@ def test_a_version_that_knows_no_checksums_refuses_such_a_log(
     append_to(old_log, rows_of("c=3"))
     monkeypatch.setattr(sqlite_log_file, "_FORMAT", 1)
     with pytest.raises(
-        WriteRefused, match=r"log format 3; this version supports formats up to 1\. Upgrade forebay"
+        WriteRefused, match=r"log format 4; this version supports formats up to 1\. Upgrade forebay"
     ):
         append_to(old_log, rows_of("d=4"), 1)
     with closing(consumer_of(old_log, 0)) as consumer:
         assert list(consumer.poll(10)) == []
         [failure] = consumer.failures().values()
-    assert "log format 3; this version supports formats up to 1. Upgrade forebay" in failure.reason
+    assert "log format 4; this version supports formats up to 1. Upgrade forebay" in failure.reason
 
 
 def test_open_consumer_notices_a_newer_format(changelog: SqliteChangelog) -> None:
