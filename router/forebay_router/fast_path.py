@@ -73,7 +73,6 @@ class RouterFastPath:
         self._metrics = metrics
         self._answer_ms = metrics.answer_ms[_PATH]
         self._candidates = CandidateCache(router)
-        # Counted without a call: a router's part of a read is some seven microseconds.
         self._requests = router.limits.requests
         self._by_request = router.limits.peers.by_request
         self._outstanding: deque[_Outstanding] = deque()
@@ -113,8 +112,7 @@ class RouterFastPath:
         most_load = router.settings.max_in_flight_per_worker
         if not target.upstream.send(sent, partial(self._answered, read), most_load):
             return None
-        requests.used += 1
-        peer.requests += 1
+        requests.count(peer)
         self._sent_since_tick += 1
         self._outstanding.append(read)
         if not self._ticking:
@@ -124,6 +122,7 @@ class RouterFastPath:
     def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> PendingResponse:
         """A slot that will be filled."""
         pending = protocol.pending(request.template)
+        pending.waits = b"wait_ms=" in request.template.query
         batch = self._batch(request, protocol, pending, protocol.peer(request.template))
         pending.on_abandoned = self._begin(batch).cancel
         return pending
@@ -141,7 +140,7 @@ class RouterFastPath:
         answer: HttpAnswer | LargeAnswer
         with router.limits.memory_of(peer) as memory:
             try:
-                memory.grow(len(request.body))
+                memory.take(len(request.body))
                 answer = await batch_get(
                     router, self._metrics, template.store, template.query, request.body, peer, memory
                 )
@@ -199,8 +198,7 @@ class RouterFastPath:
             held = read.prepared.spec.name, read.partition
             self._router.cluster.on_answer_headers(target.worker.host, held, answer.head)
         read.done = True
-        self._requests.used -= 1
-        read.peer.requests -= 1
+        self._requests.count(read.peer, -1)
         self._fill(read, answer, took_ms)
         return True
 

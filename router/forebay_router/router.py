@@ -7,7 +7,6 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from msgspec.structs import asdict
@@ -20,7 +19,7 @@ from forebay.errors import NotReady, Problem
 from forebay.lag import Tolerance
 from forebay.process_identity import Identity
 from forebay.rest.event_streams import EventStreams
-from forebay.rest.limits import Limits, Peer
+from forebay.rest.limits import Held, Limits, Peer
 from forebay.rest.parameters import Prefer, ReadParameters
 from forebay.routing.candidates import candidates
 from forebay.routing.hedging import HedgeBudget, HedgeDelay
@@ -62,6 +61,9 @@ class Router:
             opener,
         )
         self.limits = Limits(settings)
+        self.limits.held["upstream_requests"] = lambda: sum(
+            connections.load + connections.waiting for connections in self.pool.values()
+        )
         self.streams = EventStreams(self.limits.streams)
         self.delay = HedgeDelay()
         self.budget = HedgeBudget()
@@ -176,6 +178,7 @@ class Router:
             suspect=worker.suspect,
             recovering=worker.slow_start.window is not None,
             in_flight=self.pool.load(worker.host),
+            waiting=self.pool[worker.host].waiting,
         )
 
     def spec(self, store: str) -> StoreSpec:
@@ -205,12 +208,12 @@ class Router:
         """Whether a worker is at its limit of requests in flight."""
         return self.pool.load(host) >= self.settings.max_in_flight_per_worker
 
-    def admitted(self, peer: Peer, parameters: ReadParameters) -> AbstractContextManager[None]:
+    def admitted(self, peer: Peer, parameters: ReadParameters) -> Held:
         """Count a request of a peer; raises ``Overloaded`` rather than let it queue.
 
         Those that may wait for their bounds are counted apart: they take long, and none must wait for them.
         """
-        return (self.limits.waiting if parameters.wait_ms else self.limits.requests).held(peer)
+        return (self.limits.waiting if parameters.wait_ms else self.limits.requests).held_by(peer, 1)
 
     def deadline(self, parameters: ReadParameters) -> float:
         """The deadline of a request that begins now, on the boot-time clock."""

@@ -47,7 +47,7 @@ from forebay.rest.hosts import ANY_HOST, AllowedHosts
 from forebay.rest.key_changes import resumed
 from forebay.rest.large_answers import LargeAnswer
 from forebay.rest.large_batches import batch_answer_in_turns, results_by_now
-from forebay.rest.limits import HeldMemory, Peer
+from forebay.rest.limits import Held, Peer
 from forebay.rest.parameters import WORKER_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.posted_cursor import continued, cursor_of_body
 from forebay.rest.routes import (
@@ -180,12 +180,12 @@ def _endpoint(worker: Worker, route: ReadRoute, metrics: WorkerMetrics) -> Calla
                 answer = await for_client(request, _answer(worker, route, request, known, peer, cursor))
                 if isinstance(answer, LargeAnswer):
                     # It is not with the connection, which counts what it has, until the client reads it.
-                    memory.grow(answer.size_bytes)
+                    memory.take(answer.size_bytes)
             except Problem as problem:
                 answer = problem_answer(problem)
             metrics.count_answer(route.path, answer.status, begun_s)
             response = respond(answer)
-            return HeldResponse(response, held.pop_all()) if memory.held_bytes else response
+            return HeldResponse(response, held.pop_all()) if memory.amount else response
 
     return endpoint
 
@@ -204,7 +204,7 @@ async def _answer(
         with worker.waits.one(peer) as pause:
             while True:
                 try:
-                    with worker.limits.requests.held(peer):
+                    with worker.limits.requests.held_by(peer, 1):
                         return _waited(await _read(worker, route, request, parameters), now - begun)
                 except Refused as refused:
                     if not refused.may_wait or boot_ms() >= until:
@@ -269,7 +269,7 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
                 body = await body_of(request, MOST_BODY_BYTES, memory)
                 answer: HttpAnswer | LargeAnswer
                 answer = await for_client(request, _batch_answer(worker, request, body, parameters, peer, memory))
-                memory.adjust(len(body) + answer.size_bytes - memory.held_bytes)
+                memory.adjust(len(body) + answer.size_bytes - memory.amount)
             except Problem as problem:
                 answer = problem_answer(problem)
             metrics.count_answer(BATCH_ROUTE.path, answer.status, begun_s)
@@ -279,7 +279,7 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
 
 
 async def _batch_answer(
-    worker: Worker, request: Request, body: bytes, parameters: ReadParameters, peer: Peer, memory: HeldMemory
+    worker: Worker, request: Request, body: bytes, parameters: ReadParameters, peer: Peer, memory: Held
 ) -> HttpAnswer | LargeAnswer:
     begun_boot_ms = boot_ms()
     keys = await read_batch(body, worker.settings.max_key_bytes)
@@ -294,7 +294,7 @@ async def _batch(
     keys: BatchKeys,
     parameters: ReadParameters,
     peer: Peer,
-    memory: HeldMemory,
+    memory: Held,
     begun_boot_ms: float,
 ) -> tuple[Sequence[KeyResult], float]:
     """Each key's answer, and how long it waited for those whose bound may still be met, in milliseconds."""
@@ -302,11 +302,11 @@ async def _batch(
     until = begun_boot_ms + _wait_ms(worker, parameters, request.headers)
     spec = reads.batch_spec(request.path_params["store"], parameters)
     located = await reads.locate_in_turns(spec, keys, parameters)
-    read_boot_ms, waited_ms, held_bytes = boot_ms(), 0.0, memory.held_bytes
+    read_boot_ms, waited_ms, held_bytes = boot_ms(), 0.0, memory.amount
 
     async def read(only: Set[int] | None = None) -> Batched:
         # In place of what was read before.
-        memory.adjust(held_bytes - memory.held_bytes)
+        memory.adjust(held_bytes - memory.amount)
         return await reads.batch_in_turns(spec, located, parameters, memory, only)
 
     results, waiting = await read()

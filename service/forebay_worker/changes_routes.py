@@ -99,7 +99,7 @@ def _pages_endpoint(worker: Worker, metrics: WorkerMetrics, changes: StoreChange
                 body = await body_of(request, MOST_BODY_BYTES, memory)
                 wanted = PagesRequest.decode(body, selection.spec.partitions)
                 limit = worker.limits.waiting if wanted.wait_ms else worker.limits.requests
-                with limit.held(peer):
+                with limit.held_by(peer, 1):
                     answer = await for_client(request, _pages(changes, selection, parameters, wanted))
             except Problem as problem:
                 answer = problem_answer(problem)

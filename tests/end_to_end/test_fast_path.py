@@ -15,6 +15,7 @@ import httpx
 import msgpack
 import pytest
 
+from forebay.position import Position, decode_position, encode_position
 from tests.support.cluster import TOPOLOGY, Cluster, running_cluster, wait_until
 
 MORE_STORES = """
@@ -281,6 +282,39 @@ def test_a_client_that_closes_its_half_gets_its_answers(served):
             connection.shutdown(socket.SHUT_WR)
             received = b"".join(iter(lambda: connection.recv(65536), b""))
         assert re.findall(rb'"key":"(\w+)"', received) == [b"k1", b"k2"]
+
+
+def test_a_client_that_closes_its_half_gets_its_list(served):
+    """One that waits for a bound has left, and what it holds is given back."""
+    _, worker, router = served
+    for address in (worker, router):
+        host, port = address.split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(request("/v1/stores/counts/entries"))
+            connection.shutdown(socket.SHUT_WR)
+            received = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert received.startswith(b"HTTP/1.1 200")
+        assert b'"complete":true' in received
+        log, offsets, _ = decode_position(
+            httpx.get(f"http://{address}/v1/stores/counts/keys/k1").json()["position"]
+        )
+        token = encode_position(Position(log, {partition: offset + 9 for partition, offset in offsets.items()}))
+        waits = f"?min_position={token}&wait_ms=20000&timeout_ms=20000"
+        body = b'{"keys":["k1"]}'
+        head = f"POST /v1/stores/counts/batch-get{waits} HTTP/1.1\r\nHost: localhost\r\n"
+        rest = b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        batch = head.encode() + rest
+        for waiting in (batch, request(f"/v1/stores/counts/keys/k1{waits}")):
+            with socket.create_connection((host, int(port)), timeout=10) as connection:
+                connection.sendall(waiting)
+                wait_until(lambda at=address: held(at, "waiting") == 1, f"a read that waits at {address}")
+            for at in (worker, router):
+                wait_until(lambda at=at: held(at, "waiting") == 0, f"its end at {at}")
+
+
+def held(address: str, what: str) -> float:
+    metrics = httpx.get(f"http://{address}/metrics").text
+    return float(re.search(rf'^forebay_held\{{what="{what}"\}} (\S+)$', metrics, re.M)[1])
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -48,7 +48,7 @@ def waiting_reads(cluster: Cluster, router: str, worker: str) -> Iterator[None]:
     with ThreadPoolExecutor(MOST) as pool:
         reads = [pool.submit(read, router, **waiting) for _ in range(MOST)]
         try:
-            wait_until(lambda: worker_row(router, worker)["in_flight"] == MOST, "reads that wait at the worker")
+            wait_until(lambda: worker_row(router, worker)["waiting"] == MOST, "reads that wait at the worker")
             yield
         finally:
             cluster.put("counts", {b"k1": b'"newer"'})
@@ -56,17 +56,14 @@ def waiting_reads(cluster: Cluster, router: str, worker: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("headers", [{}, ORDINARY], ids=["hot", "ordinary"])
-def test_full_worker_is_skipped(cluster, headers):
-    """A read that only the full worker could answer is refused at once as overloaded."""
+def test_reads_that_wait_at_a_worker_take_no_others_place(cluster, headers):
     router = served(cluster, 2, "--max-in-flight-per-worker", str(MOST))
     active = cluster.active_for(router, "counts", "k1")
     with waiting_reads(cluster, router, active):
-        assert read(router, headers).json()["role"] == "standby"
-        refused = read(router, headers, require_active="true")
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        assert refused.json()["type"] == "urn:forebay:problem:overloaded"
-        assert {attempt["host"]: attempt["outcome"] for attempt in refused.json()["attempts"]}[active] == "full"
-    assert read(router, headers, require_active="true").json()["value"] == "newer"
+        assert worker_row(router, active)["in_flight"] == 0
+        assert read(router, headers, require_active="true").json()["role"] == "active"
+        listed = httpx.get(f"http://{router}/v1/stores/counts/entries", params={"require_active": "true"})
+        assert listed.status_code == 200
 
 
 def test_unread_list_gives_its_place_back(cluster):

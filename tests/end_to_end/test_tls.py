@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -274,3 +275,30 @@ def test_files_that_cannot_be_used_are_named(authority, tmp_path):
     for unusable in (empty, key, tmp_path / "none.pem"):
         with pytest.raises(SettingError, match=unusable.name):
             trust(unusable)
+
+
+def test_silent_connections_are_counted_before_their_handshake(authority, trusting, tmp_path):
+    """They take descriptors, and one address leaves room for others."""
+    with running_cluster(tmp_path) as cluster, contextlib.ExitStack() as silent:
+        (worker,) = start_workers(cluster, 1, (*authority.options("localhost"), "--max-connections", "16"))
+        port = int(worker.rpartition(":")[2])
+        with httpx.Client(verify=trusting) as http:
+            wait_until(lambda: serves(port, trusting), "the worker")
+
+            def connections() -> float:
+                metrics = http.get(f"https://localhost:{port}/metrics").text
+                return float(re.search(r'^forebay_held\{what="connections"\} (\S+)$', metrics, re.M)[1])
+
+            before = connections()
+            for _ in range(8):
+                silent.enter_context(socket.create_connection(("127.0.0.1", port)))
+            wait_until(lambda: connections() == before + 8, "silent connections being counted")
+            refused = [silent.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(8)]
+            ended = []
+            for connection in refused:
+                connection.settimeout(1)
+                with contextlib.suppress(TimeoutError, ConnectionResetError):
+                    ended.append(connection.recv(1))
+            assert b"" in ended
+            silent.close()
+            wait_until(lambda: connections() == before, "their end")

@@ -2063,7 +2063,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "pages-unbounded",
         "what requests hold in memory has a limit",
-        "forebay.rest.limits:HeldMemory.grow",
+        "forebay.rest.limits:Held.grow",
         "self._limit.take(",
         "self._limit.count(",
         ("router/reads/test_scatter.py::test_lists_begin_and_read_ahead_only_while_there_is_memory",),
@@ -2136,7 +2136,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "collected-answers-uncounted",
         "an answer that is collected for HTTP/1.0 is counted as its client's memory",
         "forebay.rest.http10:_CollectedBody._take",
-        "self._memory.grow(len(part))",
+        "self._memory.take(len(part))",
         "pass",
         ("core/rest/test_http10.py::test_an_answer_without_room_is_refused",),
     ),

@@ -68,6 +68,7 @@ class KnownWorker(Struct, frozen=True):
     suspect: bool
     recovering: bool
     in_flight: Natural
+    waiting: Annotated[Natural, Meta(description="Reads that wait there for their bounds.")]
 
 
 class RejectedAddress(Struct, frozen=True):

@@ -14,6 +14,9 @@ from forebay.rest.answer_aging import answer_by_now
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.large_answers import LargeAnswer
 
+OPEN, FILLED, ABANDONED = "open", "filled", "abandoned"
+"""The states of an outstanding answer; it leaves its connection once it is sent."""
+
 
 class ClientConnection(Protocol):
     """A client's connection, which answers go out on."""
@@ -56,28 +59,35 @@ class PendingResponse:
     ``lines`` are the header lines for the request's origin.
     """
 
-    __slots__ = ("_answer", "_bounds", "_connection", "_filled_boot_ms", "filled", "lines", "on_abandoned")
+    __slots__ = ("_answer", "_bounds", "_connection", "_filled_boot_ms", "lines", "on_abandoned", "state", "waits")
 
     def __init__(self, connection: ClientConnection, lines: bytes) -> None:
         self._connection = connection
         self.lines = lines
-        self.filled = False
-        """Whether there is an answer."""
+        self.state = OPEN
+        self.waits = False
+        """Whether it may wait for long, so that a client that sends nothing more has left."""
         self.on_abandoned: Callable[[], object] | None = None
-        """Called if the client leaves before there is one."""
+        """Called if the client leaves before there is an answer."""
 
     def fill(self, answer: HttpAnswer, bounds: tuple[str, Tolerance] | None = None) -> None:
         """Set the answer; only the first counts, and it is sent once all earlier ones are.
 
         ``bounds`` are the store and the tolerance of a read of one key, and still hold when it is sent.
         """
-        if self.filled:
+        if self.state is not OPEN:
             return
-        self.filled = True
+        self.state = FILLED
         if not self._connection.send_if_next(self, answer):
             self._answer, self._bounds = answer, bounds
             self._filled_boot_ms = boot_ms()
             self._connection.on_waiting(self.waiting_bytes)
+
+    def abandon(self) -> None:
+        """The client has left: an answer that still comes is dropped, and counted nowhere."""
+        before, self.state = self.state, ABANDONED
+        if before is OPEN and self.on_abandoned is not None:
+            self.on_abandoned()
 
     @property
     def waiting_bytes(self) -> int:

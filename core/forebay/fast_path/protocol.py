@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 from forebay.fast_path.cors import OriginHeaders
-from forebay.fast_path.pending import PendingResponse, WriteCoalescer, head_of, render
+from forebay.fast_path.pending import ABANDONED, FILLED, PendingResponse, WriteCoalescer, head_of, render
 from forebay.fast_path.recogniser import (
     PreparedRequests,
     RecognisedBatch,
@@ -22,7 +22,7 @@ from forebay.fast_path.slow_path import SlowPathProtocol
 from forebay.lag import UNLIMITED
 from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.large_answers import LargeAnswer, pieces_of
-from forebay.rest.limits import Limits, Peer, accepted_peer
+from forebay.rest.limits import Held, Limits, Peer, accepted_peer
 
 log = logging.getLogger(__name__)
 
@@ -93,18 +93,23 @@ class FastPathProtocol(SlowPathProtocol):
         self._fast_requests_at_timer = 0
         self._unread_bytes = self._waiting_bytes = 0
         """Of answers that the client has not read, and of those that wait for others, counted as held by it."""
-        self._counted_bytes = 0
-        self._unread_peer: Peer
-        """Who holds these."""
+        self._memory: Held | None = None
+        """What is counted of these; None while there are none."""
+        self._connection: Held
+        self.accepted: Held | None = None
+        """What was held of the limit of connections before this one was ready."""
         self._accepted_peer: Peer | None = None
         """Who sent the last request that was accepted, where one connection may have several clients."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection for its address; one too many is refused and closed."""
         super().connection_made(transport)
-        self.address = self._unread_peer = self.limits.peers.named(self.client[0] if self.client else "")
+        self.address = self.limits.peers.named(self.client[0] if self.client else "")
+        if self.accepted is not None:
+            self.accepted.release()
         refusal = self.limits.connections.refusal(self.address)
-        self.limits.connections.count(self.address)
+        self._connection = self.limits.connections.held_by(self.address)
+        self._connection.adjust(1)
         if refusal is not None:
             answer = problem_answer(refusal)
             transport.write(render(answer._replace(head=answer.head + b"connection: close\r\n")))
@@ -113,13 +118,12 @@ class FastPathProtocol(SlowPathProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop what is still done for it, and count nothing of it any more."""
         super().connection_lost(exc)
-        self.limits.connections.count(self.address, -1)
+        self._connection.release()
         self._unread_bytes = self._waiting_bytes = 0
         self._count_held()
         self._held = b""
         for pending in self._pending:
-            if not pending.filled and pending.on_abandoned is not None:
-                pending.on_abandoned()
+            pending.abandon()
         # They refer to the connection, and hold their answers.
         self._pending.clear()
 
@@ -147,10 +151,12 @@ class FastPathProtocol(SlowPathProtocol):
 
     def _count_held(self) -> None:
         held_bytes = self._unread_bytes + self._waiting_bytes
-        if not self._counted_bytes:
-            self._unread_peer = self._reader()
-        self.limits.memory.count(self._unread_peer, held_bytes - self._counted_bytes)
-        self._counted_bytes = held_bytes
+        if self._memory is None:
+            self._memory = self.limits.memory_of(self._reader())
+        self._memory.adjust(held_bytes - self._memory.amount)
+        if not held_bytes:
+            self._memory.release()
+            self._memory = None
 
     def on_waiting(self, size_bytes: int) -> None:
         """An answer of this size waits for those before it."""
@@ -310,6 +316,8 @@ class FastPathProtocol(SlowPathProtocol):
                 return
             self.transport.write(piece)
             await asyncio.sleep(0)
+        if pending.state is ABANDONED:
+            return
         self._pending.popleft()
         self._adapt(answer.size_bytes)
         self._send_filled()
@@ -317,13 +325,13 @@ class FastPathProtocol(SlowPathProtocol):
     def _send_filled(self) -> None:
         """Send every answer whose predecessors are sent, and continue with the input held back for them."""
         pending_responses = self._pending
-        while pending_responses and pending_responses[0].filled and not self.flow.write_paused:
+        while pending_responses and pending_responses[0].state is FILLED and not self.flow.write_paused:
             pending = pending_responses.popleft()
             self._waiting_bytes -= pending.waiting_bytes
             sent = pending.render()
             self._send(sent)
             self._adapt(len(sent))
-        if self._counted_bytes:
+        if self._memory is not None:
             self._count_held()
         if self._ended and not pending_responses:
             self.send_now()
@@ -357,11 +365,15 @@ class FastPathProtocol(SlowPathProtocol):
             super().shutdown()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's is asked; uvicorn's has no answer.
-        """A client that has closed its half still gets its outstanding answers; without any, or with TLS, which
-        asyncio does not half-close, it is disconnected."""
+        """A client that has closed its half still gets its outstanding answers, unless one may wait for long:
+        then it has left. Without any, or with TLS, which asyncio does not half-close, it is disconnected."""
         self.send_now()
-        self._ended = bool(self._pending) and not self._held and self.scheme == "http"
-        return self._ended
+        if self.scheme != "http" or self._held:
+            return False
+        if self._pending:
+            self._ended = not any(pending.waits for pending in self._pending)
+            return self._ended
+        return self._ends_after_answer()
 
     def _arm_keep_alive(self) -> None:
         self._fast_requests_at_timer = self._fast_requests

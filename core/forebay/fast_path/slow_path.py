@@ -245,6 +245,21 @@ class SlowPathProtocol(HttpToolsProtocol):
         self.transport.write(render(answer._replace(head=answer.head + b"connection: close\r\n")))
         self._close()
 
+    def _ends_after_answer(self) -> bool:
+        """Whether a request that the peer has sent whole is being answered, and ends by itself; the connection is
+        closed after it.
+
+        A peer that closes its half while it follows or waits for something has left.
+        """
+        running = self._running
+        if running is None or running.response_complete or not self._answers_earlier() or self.pipeline:
+            return False
+        asked: Any = running.scope
+        if b"wait_ms=" in asked["query_string"] or asked["path"].endswith("/changes"):
+            return False
+        running.keep_alive = False
+        return True
+
     def _answers_earlier(self) -> bool:
         """Whether the framework is answering a request that the parser has read to its end."""
         running = self._running

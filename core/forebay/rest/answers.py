@@ -20,6 +20,11 @@ _NAMED = re.compile(rb"forebay-problem: ([a-z-]+)\r\n")
 CHALLENGE = b"www-authenticate: Bearer\r\n"
 
 
+MOST_ANSWER_BYTES = 64 << 20
+"""The longest body that a worker sends, and that a router takes from one: whatever is there, it cannot fill
+either."""
+
+
 class HttpAnswer(NamedTuple):
     """Status, header lines (each ended by CRLF, without content-length) and body."""
 

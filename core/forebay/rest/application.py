@@ -45,7 +45,7 @@ from forebay.rest.batches import key_too_long
 from forebay.rest.hosts import AllowedHosts
 from forebay.rest.http10 import WholeAnswers
 from forebay.rest.large_answers import LargeAnswer, LargeResponse
-from forebay.rest.limits import HeldMemory, Limits
+from forebay.rest.limits import Held, Limits
 from forebay.rest.parameters import split_query
 from forebay.rest.request_guard import OPEN_PATHS, Guard, HostGuard, is_unknown
 from forebay.rest.ticket_parameter import TicketParameter
@@ -162,7 +162,7 @@ class BrowserCors(CORSMiddleware):
         return refusal
 
 
-async def body_of(request: Request, most_bytes: int, memory: HeldMemory) -> bytes:
+async def body_of(request: Request, most_bytes: int, memory: Held) -> bytes:
     """A request's body, which is held in ``memory``.
 
     Raises ``BodyTooLarge`` as soon as it is known to be too large, ``Overloaded`` if there is no room for it,
@@ -171,7 +171,7 @@ async def body_of(request: Request, most_bytes: int, memory: HeldMemory) -> byte
     body = bytearray()
     try:
         async for piece in request.stream():
-            memory.grow(len(piece))
+            memory.take(len(piece))
             body += piece
             if len(body) > most_bytes:
                 raise BodyTooLarge(f"The body is longer than {most_bytes} bytes; send it in several requests.")

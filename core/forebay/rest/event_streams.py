@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
-from functools import partial
+from collections.abc import AsyncGenerator
 
 from starlette.types import Receive, Scope, Send
 
 from forebay.errors import BadRequest, NotReady, Problem
 from forebay.rest.client_disconnect import left
-from forebay.rest.limits import Limit, Peer
+from forebay.rest.limits import Held, Limit, Peer
 from forebay.rest.request_guard import later_refusal
 from forebay.rest.server_sent_events import COMMENT, EVENTS_MEDIA_TYPE, EncodedEvents, Event
 from forebay.rest.streamed_response import StreamedResponse
@@ -55,14 +54,14 @@ class EventStreams:
 
         ``receive`` shows when the client is gone: one that waits for a first event must not keep a place for long.
         """
-        self._limit.take(peer)
+        held = self._limit.held_by(peer, 1)
         self._loop = asyncio.get_running_loop()
         try:
             first = None if self._ending else await _first(events, receive)
         except BaseException:
-            self._limit.count(peer, -1)
+            held.release()
             raise
-        return EventStream(self, first, events, partial(self._limit.count, peer, -1))
+        return EventStream(self, first, events, held)
 
     def end_all(self) -> None:
         """Tell every client to go elsewhere, and end its stream; may be called by a signal handler."""
@@ -143,13 +142,13 @@ class EventStream(StreamedResponse):
         streams: EventStreams,
         first: Event | EncodedEvents | None,
         events: Events,
-        release: Callable[[], None],
+        held: Held,
     ) -> None:
         super().__init__((), headers=_HEADERS)
         self._streams = streams
         self._first = first
         self._events = events
-        self._release = release
+        self._held = held
         self._scope: Scope = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,7 +157,7 @@ class EventStream(StreamedResponse):
             async with contextlib.aclosing(self._events):
                 await super().__call__(scope, receive, send)
         finally:
-            self._release()
+            self._held.release()
 
     async def stream_response(self, send: Send) -> None:
         """Send the head, the events and the end."""

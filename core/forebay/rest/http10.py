@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from forebay.errors import AnswerTooLarge, BadRequest, Problem
 from forebay.rest.answers import problem_answer
 from forebay.rest.large_answers import send_in_pieces
-from forebay.rest.limits import HeldMemory, Limits
+from forebay.rest.limits import Held, Limits
 from forebay.rest.server_sent_events import EVENTS_MEDIA_TYPE
 from forebay.timeouts import running_timeout
 
@@ -61,7 +61,7 @@ class _CollectedBody:
     def __init__(self, scope: Scope, limits: Limits, max_answer_bytes: int, send: Send) -> None:
         self._scope = scope
         self._limits = limits
-        self._memory: HeldMemory | None = None
+        self._memory: Held | None = None
         self._max_answer_bytes = max_answer_bytes
         self._send = send
         self._has_length = False
@@ -98,7 +98,7 @@ class _CollectedBody:
         if self._memory is None:
             # Only now is it known to be of an accepted request.
             self._memory = self._limits.memory_of(self._limits.peers.of(self._scope))
-        self._memory.grow(len(part))
+        self._memory.take(len(part))
         self._parts.append(part)
         self._size_bytes += len(part)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -20,6 +19,8 @@ from forebay.rest.forwarding import TrustedProxies, forwarded_chain
 from forebay.rest.ticket_parameter import TICKET_HOLDER
 from forebay.settings import RouterSettings, WorkerSettings
 
+_AT = {"requests": 0, "waiting": 1, "memory": 2, "streams": 3, "connections": 4}
+"""Where each peer counts what it has of a limit."""
 _LEFT_TO_OTHERS = 8
 """The last such part of a limit is for peers that hold less than that."""
 _PEER = "forebay.peer"
@@ -31,11 +32,12 @@ _LEAST_KEPT_DESCRIPTORS = 64
 class Peer:
     """One client: its token if requests are authenticated, else its address. What it holds of each limit."""
 
-    __slots__ = ("__weakref__", "connections", "memory", "name", "requests", "streams", "waiting")
+    __slots__ = ("__weakref__", "held", "name")
 
     def __init__(self, name: bytes | str) -> None:
         self.name = name
-        self.requests = self.waiting = self.memory = self.streams = self.connections = 0
+        self.held = [0] * len(_AT)
+        """In the order of the limits."""
 
 
 class Peers:
@@ -94,19 +96,19 @@ def accepted_peer(scope: Mapping[str, Any]) -> Peer | None:
 
 
 class Limit:
-    """How much all peers may hold of something; ``holding`` is the peers' attribute that counts theirs.
+    """How much all peers may hold of something.
 
     One peer may take all but the last eighth, which is for those that hold less than that: whatever one client
     does, the next is served. What answers take that a client does not read is counted whatever the limit, so that
     large ones may hold more than all; the last eighth is still there for small ones.
     """
 
-    def __init__(self, holding: str, most: int, refusal: str) -> None:
+    def __init__(self, what: str, most: int, refusal: str) -> None:
         self.most = most
         self.used = 0
         self._used_by_small = 0
         """By peers that hold no more than the last eighth."""
-        self._holding = holding
+        self._at = _AT[what]
         self._refusal = refusal
         self._kept = most // _LEFT_TO_OTHERS
         self.open = most - self._kept
@@ -117,76 +119,81 @@ class Limit:
         after = self.used + amount
         if after <= self.open:
             return None
-        if getattr(peer, self._holding) + amount <= self._kept and (
+        if peer.held[self._at] + amount <= self._kept and (
             after <= self.most or self._used_by_small + amount <= self._kept
         ):
             return None
         return Overloaded(self._refusal, retry_after_s=1)
 
-    def take(self, peer: Peer, amount: int = 1) -> None:
-        """Count what a peer takes; raises ``Overloaded`` rather than let it queue."""
-        refusal = self.refusal(peer, amount)
-        if refusal is not None:
-            raise refusal
-        self.count(peer, amount)
-
     def count(self, peer: Peer, amount: int = 1) -> None:
-        """Count what a peer holds already, or, if negative, gives back."""
-        before = getattr(peer, self._holding)
-        after = before + amount
+        """Count what a peer holds already, or, if negative, gives back; only for the owner of that."""
+        at, kept = self._at, self._kept
+        before = peer.held[at]
+        after = peer.held[at] = before + amount
         self.used += amount
-        self._used_by_small += (after if after <= self._kept else 0) - (before if before <= self._kept else 0)
-        setattr(peer, self._holding, after)
+        self._used_by_small += (after if after <= kept else 0) - (before if before <= kept else 0)
 
-    @contextmanager
-    def held(self, peer: Peer, amount: int = 1) -> Iterator[None]:
-        """Hold it until the end of the block; raises ``Overloaded``."""
-        self.take(peer, amount)
-        try:
-            yield
-        finally:
-            self.count(peer, -amount)
+    def held_by(self, peer: Peer, amount: int = 0) -> Held:
+        """An owner of a peer's part, with this much of it; raises ``Overloaded`` rather than let it queue."""
+        held = Held(self, peer)
+        held.take(amount)
+        return held
 
 
-class HeldMemory:
-    """What one request holds of the memory for requests, in bytes; given back at the end of the block."""
+class Held:
+    """What one owner holds of a limit for a peer: given back by ``release``, at the end of the block, once.
+
+    After that it holds nothing, whatever still comes for it.
+    """
+
+    __slots__ = ("_is_released", "_limit", "_peer", "amount")
 
     def __init__(self, limit: Limit, peer: Peer) -> None:
         self._limit = limit
         self._peer = peer
-        self.held_bytes = 0
+        self._is_released = False
+        self.amount = 0
+        """How much is held."""
 
-    def grow(self, more_bytes: int) -> None:
+    def take(self, more: int) -> None:
         """Hold more; raises ``Overloaded``."""
-        self._limit.take(self._peer, more_bytes)
-        self.held_bytes += more_bytes
+        refusal = self._limit.refusal(self._peer, more) if more else None
+        if refusal is not None:
+            raise refusal
+        self.adjust(more)
 
-    async def reserve(self, more_bytes: int, within_ms: float) -> None:
+    async def reserve(self, more: int, within_ms: float) -> None:
         """Hold more as soon as there is room; raises ``Overloaded`` if there is none in time."""
         until = boot_ms() + within_ms
         # Room comes back in many places, and is seldom lacking.
-        while self._limit.refusal(self._peer, more_bytes) is not None and boot_ms() < until:  # noqa: ASYNC110
+        while self._limit.refusal(self._peer, more) is not None and boot_ms() < until:  # noqa: ASYNC110
             await asyncio.sleep(_PAUSE_S)
-        self.grow(more_bytes)
+        self.take(more)
 
-    def adjust(self, more_bytes: int) -> None:
+    def adjust(self, more: int) -> None:
         """Hold more, or less, than was reserved: what has arrived is held, whatever the limit."""
-        self._limit.count(self._peer, more_bytes)
-        self.held_bytes += more_bytes
+        if not self._is_released:
+            self._limit.count(self._peer, more)
+            self.amount += more
 
-    def __enter__(self) -> HeldMemory:
+    def may_take(self, more: int) -> bool:
+        """Whether there is room for as much more."""
+        return self._limit.refusal(self._peer, more) is None
+
+    def refusal(self) -> Overloaded | None:
+        """Why what is held, which arrived whatever the limit, is too much; None if it is not."""
+        return self._limit.refusal(self._peer, 0)
+
+    def release(self) -> None:
+        """Give all of it back; repeated calls have no effect."""
+        self.adjust(-self.amount)
+        self._is_released = True
+
+    def __enter__(self) -> Held:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.release()
-
-    def release(self) -> None:
-        """Give all of it back."""
-        self.adjust(-self.held_bytes)
-
-    def may_grow(self, more_bytes: int) -> bool:
-        """Whether there is room for as much more."""
-        return self._limit.refusal(self._peer, more_bytes) is None
 
 
 def connections_allowed(most: int) -> int:
@@ -230,6 +237,14 @@ class Limits:
         self.connections = Limit(
             "connections", most, f"{most} connections are open, the limit of this process (max_connections)."
         )
+        self.held: dict[str, Callable[[], int]] = {
+            "requests": lambda: self.requests.used,
+            "waiting": lambda: self.waiting.used,
+            "memory": lambda: self.memory.used,
+            "streams": lambda: self.streams.used,
+            "connections": lambda: self.connections.used,
+        }
+        """All that is taken and must be given back, by name: whoever counts something else adds it."""
 
     def metrics(self, prefix: str) -> Iterator[Metric]:
         """How much of each limit is used, under names with this prefix."""
@@ -241,7 +256,18 @@ class Limits:
             ("connections", "Connections open.", self.connections),
         ):
             yield GaugeMetricFamily(f"{prefix}_{name}", text, value=limit.used)
+        yield self._held()
 
-    def memory_of(self, peer: Peer) -> HeldMemory:
+    def _held(self) -> Metric:
+        family = GaugeMetricFamily(
+            "forebay_held",
+            "What clients hold now: 0 of everything once the last has left, but for connections.",
+            labels=["what"],
+        )
+        for what, used in self.held.items():
+            family.add_metric([what], used())
+        return family
+
+    def memory_of(self, peer: Peer) -> Held:
         """The memory that a peer's request is going to hold."""
-        return HeldMemory(self.memory, peer)
+        return Held(self.memory, peer)

@@ -14,7 +14,7 @@ from fastapi import Request
 from forebay.errors import BadParameter, BadRequest
 from forebay.rest.application import body_of
 from forebay.rest.batches import MOST_BODY_BYTES
-from forebay.rest.limits import HeldMemory
+from forebay.rest.limits import Held
 from forebay.rest.parameters import ReadParameters
 
 POSTED_CURSOR_BODY: dict[str, Any] = {
@@ -32,7 +32,7 @@ POSTED_CURSOR_BODY: dict[str, Any] = {
 }
 
 
-async def cursor_of_body(request: Request, memory: HeldMemory) -> str | None:
+async def cursor_of_body(request: Request, memory: Held) -> str | None:
     """The cursor that a POST has as its body, None for a GET.
 
     The body is held in ``memory``. Raises ``BadRequest``, ``BodyTooLarge`` or ``Overloaded``.

@@ -1,4 +1,7 @@
-"""Listeners on which trusted proxies begin each connection with a header that names its client."""
+"""Listeners whose connections take time before they speak HTTP: they are counted from their first moment.
+
+With TLS they have a handshake, and where ``proxy_protocol`` is set a header that names the client.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from forebay.errors import Overloaded
 from forebay.linux import peer_user
 from forebay.log_throttle import LogThrottle
 from forebay.rest.forwarding import LOCAL_USER
-from forebay.rest.limits import Limits
+from forebay.rest.limits import Held, Limits
 from forebay.rest.proxy_header import MOST_HEADER_BYTES, Client, begins_header, client_of, header_bytes, is_whole
 from forebay.rest.unix_listeners import is_unix_listener
 
@@ -45,18 +48,16 @@ class ProxyHeaders:
     async def client(self, connection: socket.socket, peer: str) -> Client | None:
         """The client that a connection's header names, None if its peer is the client.
 
-        Nothing after the header is read. Raises ``_HeaderRefused``, and ``Overloaded`` if the peer has too many
-        connections.
+        Nothing after the header is read. Raises ``_HeaderRefused``.
         """
         trusted = self.limits.peers.proxies.trusts(peer)
-        with self.limits.connections.held(self.limits.peers.named(peer)):
-            try:
-                async with asyncio.timeout(_MOST_HEADER_S):
-                    return await (_read_header(connection) if trusted else _refuse_header(connection))
-            except TimeoutError:
-                if trusted:
-                    raise _HeaderRefused("timeout", f"it sent no header in {_MOST_HEADER_S:.0f} s") from None
-                return None
+        try:
+            async with asyncio.timeout(_MOST_HEADER_S):
+                return await (_read_header(connection) if trusted else _refuse_header(connection))
+        except TimeoutError:
+            if trusted:
+                raise _HeaderRefused("timeout", f"it sent no header in {_MOST_HEADER_S:.0f} s") from None
+            return None
 
     def on_refused(self, peer: str, refused: _HeaderRefused) -> None:
         """Count a refused connection, and log the first of its kind in a minute."""
@@ -94,17 +95,20 @@ async def _peek(connection: socket.socket) -> bytes:
     return connection.recv(MOST_HEADER_BYTES, socket.MSG_PEEK)
 
 
-class ProxiedListener:
+class CountingListener:
     """Accepts the connections of one listening socket; closes as asyncio's servers do."""
 
     def __init__(
         self,
         listener: socket.socket,
-        headers: ProxyHeaders,
-        serve: Callable[[socket.socket, Client | None], Awaitable[object]],
+        limits: Limits,
+        headers: ProxyHeaders | None,
+        serve: Callable[[socket.socket, Client | None, Held], Awaitable[object]],
     ) -> None:
-        """``serve`` takes over a connection after its header, with the client that this named."""
+        """``serve`` takes over a connection after its header, if it begins with one, with the client that this
+        named, and what is held of the limit of connections until it is ready."""
         self._listener = listener
+        self._limits = limits
         self._headers = headers
         self._serve = serve
         self._connections: set[asyncio.Task[None]] = set()
@@ -147,12 +151,15 @@ class ProxiedListener:
     async def _begin(self, connection: socket.socket, peer: str) -> None:
         with contextlib.ExitStack() as unless_served:
             unless_served.callback(connection.close)
+            headers = self._headers
             try:
-                client = await self._headers.client(connection, peer)
-                await self._serve(connection, client)
+                with self._limits.connections.held_by(self._limits.peers.named(peer), 1) as held:
+                    client = None if headers is None else await headers.client(connection, peer)
+                    await self._serve(connection, client, held)
                 unless_served.pop_all()
             except _HeaderRefused as refused:
-                self._headers.on_refused(peer, refused)
-            except (OSError, Overloaded) as error:
+                assert headers is not None
+                headers.on_refused(peer, refused)
+            except (OSError, TimeoutError, Overloaded) as error:
                 # The peer left, speaks no TLS, or has too many connections.
                 log.debug("a connection from %s was closed: %s", peer, error)

@@ -27,7 +27,8 @@ from forebay.process_identity import IDENTITY_PATH
 from forebay.rest.answers import problem_answer
 from forebay.rest.application import respond
 from forebay.rest.garbage_collection import GarbageCollection
-from forebay.rest.proxied_listener import ProxiedListener, ProxyHeaders
+from forebay.rest.limits import Held, Limits
+from forebay.rest.proxied_listener import CountingListener, ProxyHeaders
 from forebay.rest.proxy_header import Client
 from forebay.rest.unix_listeners import is_unix_listener
 from forebay.streams_metadata import HostInfo
@@ -35,6 +36,7 @@ from forebay.streams_metadata import HostInfo
 log = logging.getLogger(__name__)
 
 _ACCEPTED_IN_A_TURN = 8
+_MOST_HANDSHAKE_S = 10.0
 
 
 def bind(listen: HostInfo, *, shared: bool = False) -> socket.socket:
@@ -147,12 +149,11 @@ class HttpServer(uvicorn.Server):
         assert sockets is not None
         listeners = [listener for listener in sockets if not is_unix_listener(listener)]
         addresses = [HostInfo(*listener.getsockname()[:2]) for listener in listeners]
+        await super().startup([])
         if self._proxy_headers is None:
-            await super().startup(listeners)
-            await self._serve_unix([listener for listener in sockets if is_unix_listener(listener)])
+            await self._serve_direct(sockets)
         else:
-            await super().startup([])
-            self._serve_proxied(sockets, self._proxy_headers)
+            self._serve_counted(sockets, self._proxy_headers)
         for listener, address in zip(listeners, addresses, strict=True):
             # uvloop does not report that, and closes the socket.
             if not _listens(listener):
@@ -160,36 +161,45 @@ class HttpServer(uvicorn.Server):
                 raise cannot_listen(address, OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)))
         GarbageCollection().begin(asyncio.get_running_loop())
 
-    async def _serve_unix(self, listeners: Iterable[socket.socket]) -> None:
-        """Serve Unix sockets, without TLS, which uvicorn would speak on every socket."""
+    async def _serve_direct(self, listeners: Iterable[socket.socket]) -> None:
+        """Serve sockets, with TLS those of TCP only; uvicorn would speak it on every socket."""
         loop = asyncio.get_running_loop()
-        self.servers += [
-            await loop.create_server(self._make_protocol, sock=listener, backlog=self.config.backlog)
-            for listener in listeners
-        ]
+        for listener in listeners:
+            if self.config.ssl is not None and not is_unix_listener(listener):
+                self._serve_counted([listener], None)
+                continue
+            server = await loop.create_server(self._make_protocol, sock=listener, backlog=self.config.backlog)
+            self.servers.append(server)
 
-    def _serve_proxied(self, listeners: Iterable[socket.socket], headers: ProxyHeaders) -> None:
-        """Serve connections that may begin with a header, which no server of asyncio's reads before TLS."""
+    def _serve_counted(self, listeners: Iterable[socket.socket], headers: ProxyHeaders | None) -> None:
+        """Serve connections that begin with a header or a handshake, before which asyncio's servers show none."""
+        limits: Limits = self.config.http_protocol_class.limits  # type: ignore[attr-defined]
         for listener in listeners:
             tls = None if is_unix_listener(listener) else self.config.ssl
             with contextlib.suppress(OSError):
                 listener.listen(self.config.backlog)
-            proxied = ProxiedListener(listener, headers, partial(self._take_over, tls))
-            proxied.start()
-            self.servers.append(proxied)  # type: ignore[arg-type]
+            listening = CountingListener(listener, limits, headers, partial(self._take_over, tls))
+            listening.start()
+            self.servers.append(listening)  # type: ignore[arg-type]
 
     async def _take_over(
-        self, tls: ssl.SSLContext | None, connection: socket.socket, client: Client | None
+        self, tls: ssl.SSLContext | None, connection: socket.socket, client: Client | None, held: Held
     ) -> None:
         loop = asyncio.get_running_loop()
-        await loop.connect_accepted_socket(partial(self._make_protocol, client), connection, ssl=tls)
+        await loop.connect_accepted_socket(
+            partial(self._make_protocol, client, held),
+            connection,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else _MOST_HANDSHAKE_S,
+        )
 
-    def _make_protocol(self, client: Client | None = None) -> asyncio.Protocol:
+    def _make_protocol(self, client: Client | None = None, held: Held | None = None) -> asyncio.Protocol:
         protocol: Any = self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         if client is not None:
             protocol.proxied_client = client
+        protocol.accepted = held
         return protocol  # type: ignore[no-any-return]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

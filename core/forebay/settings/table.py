@@ -322,6 +322,8 @@ SETTINGS: tuple[Setting, ...] = (
         BOTH,
         "Size above which a batch is not answered, but refused with 413.",
         least=1 << 10,
+        # Half of what an answer may take: values may be longer as JSON.
+        most=32 << 20,
     ),
     Setting(
         "max_key_bytes",

@@ -34,7 +34,7 @@ from forebay.rest.large_batches import (
     read_batch_frames_in_turns,
     results_by_now,
 )
-from forebay.rest.limits import HeldMemory, Peer
+from forebay.rest.limits import Held, Peer
 from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.retryable_statuses import OF_THE_REPLICA
 from forebay.rest.routes import BATCH_ROUTE
@@ -73,7 +73,7 @@ class _ResultGroup(NamedTuple):
 
 
 async def batch_get(
-    router: Router, metrics: RouterMetrics, store: str, query: bytes, body: bytes, peer: Peer, memory: HeldMemory
+    router: Router, metrics: RouterMetrics, store: str, query: bytes, body: bytes, peer: Peer, memory: Held
 ) -> HttpAnswer | LargeAnswer:
     """Answer a peer's ``batch-get`` whose body has arrived, and count it; what arrives is held in ``memory``."""
     begun_boot_ms = boot_ms()
@@ -86,7 +86,7 @@ async def batch_get(
         with router.admitted(peer, parameters):
             keys = await read_batch(body, router.settings.max_key_bytes)
             if keys.large:
-                memory.grow(len(body))
+                memory.take(len(body))
             tolerance = router.tolerance(spec, parameters)
             with contextlib.closing(SendWindow(memory, spec.partitions)) as window:
                 batch = _BatchGet(router, spec, keys, query, parameters, deadline, tolerance, memory, window)
@@ -147,13 +147,13 @@ class _BatchResults:
 class _ArrivingAnswer:
     """The memory for one worker's answer, held from when its size is known, before it is read."""
 
-    def __init__(self, memory: HeldMemory) -> None:
+    def __init__(self, memory: Held) -> None:
         self._memory = memory
         self._held_bytes = 0
 
     def admit(self, size_bytes: int) -> None:
         """Hold what an answer is going to take; raises ``Overloaded``."""
-        self._memory.grow(size_bytes)
+        self._memory.take(size_bytes)
         self._held_bytes += size_bytes
 
     def settle(self, size_bytes: int) -> None:
@@ -176,7 +176,7 @@ class _BatchGet:
     parameters: ReadParameters
     deadline_boot_ms: float
     tolerance: Tolerance
-    memory: HeldMemory
+    memory: Held
     window: SendWindow
     no_wait: bool = False
     """Workers are not to wait."""
@@ -289,7 +289,7 @@ class _BatchGet:
             require_size(self.router.settings.max_answer_bytes + 1, self.router.settings.max_answer_bytes)
         if answer is None or answer.status != 200 or read.answered_by is None:
             return await in_turns(self._without_answer(group, read, answer, history))
-        require_size(self.memory.held_bytes - self.window.held_bytes, self.router.settings.max_answer_bytes)
+        require_size(self.memory.amount - self.window.held_bytes, self.router.settings.max_answer_bytes)
         statuses, bodies = read.decoded
         results = list(zip(statuses, bodies, strict=True))
         if OF_THE_REPLICA.isdisjoint(statuses):

@@ -115,6 +115,7 @@ class ReplicaRead:
         self._held = (request.spec.name, request.partition)
         self._tolerance = router.tolerance(request.spec, parameters)
         self._dedicated = request.dedicated_connection
+        self._may_wait = parameters.wait_ms > 0
         self._in_flight: dict[asyncio.Future[HttpAnswer], HostInfo] = {}
         self._sent_boot_ms: dict[HostInfo, float] = {}
         self._unanswered: list[HostInfo] = []
@@ -222,7 +223,7 @@ class ReplicaRead:
             waits=action.lets_wait,
             doubted=self.request.spec.name in router.cluster.doubted,
         )
-        permit = router.pool[host].permit()
+        permit = router.pool[host].permit(waits=action.lets_wait and self._may_wait)
         task = asyncio.create_task(self._timed(host, request, permit))
         # It may end before it begins.
         task.add_done_callback(lambda _: permit.release())

@@ -16,7 +16,7 @@ from forebay.lag import Lag, Tolerance
 from forebay.rest.answer_aging import bounds_exceeded, time_reserved_for_retry_ms
 from forebay.rest.answers import HttpAnswer
 from forebay.rest.event_loop_turns import decoded_in_turn, in_turn
-from forebay.rest.limits import HeldMemory
+from forebay.rest.limits import Held
 from forebay.rest.list_bodies import list_head, list_tail
 from forebay.rest.list_routes import ScanRoute
 from forebay.rest.parameters import ReadParameters, split_query
@@ -89,7 +89,7 @@ class Gather:
     deadline_boot_ms: float
     no_page_after_boot_ms: float
     """When to stop requesting pages: a list that ends with a cursor is better than one that is cut."""
-    memory: HeldMemory
+    memory: Held
     window: SendWindow
     fetches: dict[int, _Fetch] = field(default_factory=lambda: defaultdict(_Fetch))
     refused: list[HttpAnswer] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Gather:
         path: bytes,
         query: bytes,
         parameters: ReadParameters,
-        memory: HeldMemory,
+        memory: Held,
     ) -> Gather:
         """Fetch every partition's first page; raises ``Problem``, or ``ScanRefused`` if one cannot be read.
 
@@ -141,7 +141,16 @@ class Gather:
             memory.adjust(-reserved_bytes)
             gather.window.release()
             gather.first_cursor = None
+        gather.require_room()
         return gather
+
+    def require_room(self) -> None:
+        """Drop the list and raise ``Overloaded`` if its pages, which may be larger than asked for, were too
+        much."""
+        refusal = self.memory.refusal()
+        if refusal is not None:
+            self.drop()
+            raise refusal
 
     async def _reserve_first_cursors(self, within_ms: float) -> None:
         """Hold what the first pages' requests take; raises ``Overloaded``."""
@@ -270,7 +279,7 @@ class Gather:
             if answer.status == 200:
                 part.take(page, as_of_boot_ms)
                 self._count(part.partition, page_bytes)
-                if page.more and self.memory.may_grow(self.page_bytes):
+                if page.more and self.memory.may_take(self.page_bytes):
                     # The next one is read while this one is merged and sent.
                     fetch.coming = asyncio.create_task(self._ask(part))
             else:

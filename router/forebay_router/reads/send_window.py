@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from forebay.rest.limits import HeldMemory
+from forebay.rest.limits import Held
 
 MOST_BYTES = 2 << 20
 """Of bodies at once. A longer body is sent alone."""
@@ -19,7 +19,7 @@ class SendWindow:
     A body is held in ``memory`` until its answer is there: each request has a copy of its own.
     """
 
-    def __init__(self, memory: HeldMemory, most_requests: int) -> None:
+    def __init__(self, memory: Held, most_requests: int) -> None:
         self._memory = memory
         self._least_share_bytes = MOST_BYTES // most_requests
         self._free_bytes = MOST_BYTES

@@ -6,17 +6,16 @@ A worker's ``HttpAnswer`` has its header lines as received, without content-leng
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
 from typing import cast
 
-from forebay.errors import Problem
-from forebay.rest.answers import HttpAnswer
+from forebay.errors import AnswerTooLarge, Problem
+from forebay.rest.answers import MOST_ANSWER_BYTES, HttpAnswer, problem_answer
 
 _MOST_HEAD_BYTES = 64 << 10
-_MOST_ANSWER_BYTES = 64 << 20
-"""A worker's longest answer, twice its longest batch: whatever is there, it cannot fill this process."""
 _KNOWN_LINES = (b"forebay-", b"content-type:", b"cache-control:", b"retry-after:", b"www-authenticate:")
 """How the header lines begin that are passed on to clients; others are dropped."""
 _MOST_GATHERED = 16
@@ -24,6 +23,8 @@ _MOST_GATHERED = 16
 _LENGTH = b"\r\ncontent-length: "
 _LENGTH_SIZE = len(_LENGTH)
 _MOST_DIGITS = 20
+_LINE = re.compile(rb"([!#-'*+.0-9A-Z^-z|~-]+):[\t -~\x80-\xff]*\r\n")
+"""A header line as RFC 9112 has it: no control characters."""
 _KNOWN_NAMES = tuple(line.removesuffix(b":") for line in _KNOWN_LINES)
 
 
@@ -125,6 +126,13 @@ class Connection(asyncio.Protocol):
         while at < size:
             try:
                 parsed = parse_answer(buffer, at)
+            except AnswerTooLarge as problem:
+                # The worker is well, and nothing more of it can be understood.
+                if pending:
+                    self._in_flight.count -= 1
+                    pending.popleft()(problem_answer(problem))
+                self.close()
+                return
             except ValueError:
                 self.close()
                 return
@@ -199,11 +207,13 @@ async def exchange(
 
     def on_body_begun(size_bytes: int) -> bool:
         assert admit is not None
+        if future.done():
+            # Nobody waits for it any more, and nothing may be held for it.
+            return False
         try:
             admit(size_bytes)
         except Problem as problem:
-            if not future.done():
-                future.set_exception(problem)
+            future.set_exception(problem)
         return not future.done()
 
     connection.on_body_begun = None if admit is None else on_body_begun
@@ -218,7 +228,7 @@ async def exchange(
 def parse_answer(buffer: bytes, at: int) -> tuple[HttpAnswer, int, bool] | None:
     """The answer that begins at ``at``, where it ends, and whether the connection stays open; None if incomplete.
 
-    Raises ``ValueError`` unless it is a final HTTP/1.1 answer with a content-length.
+    Raises ``ValueError`` unless it is a final HTTP/1.1 answer with a content-length, and ``AnswerTooLarge``.
     """
     end = buffer.find(b"\r\n\r\n", at)
     if end < 0:
@@ -291,9 +301,9 @@ def _before_length(head: bytes) -> tuple[int, bytes] | None:
 
 
 def _checked_length(length: int) -> int:
-    """The length of a body; raises ``ValueError`` if it is more than an answer may take."""
-    if length > _MOST_ANSWER_BYTES:
-        raise ValueError(f"{length} bytes are more than an answer may take")
+    """The length of a body; raises ``AnswerTooLarge`` if it is more than an answer may take."""
+    if length > MOST_ANSWER_BYTES:
+        raise AnswerTooLarge(f"A worker's answer of {length} bytes is longer than any may be.")
     return length
 
 
@@ -302,4 +312,8 @@ def _split_status(head: bytes) -> tuple[int, bytes]:
     line, _, lines = head.partition(b"\r\n")
     if not line.startswith(b"HTTP/1.1 ") or line[9:10] == b"1":
         raise ValueError("not a final answer")
+    names = [name.lower() for name in _LINE.findall(lines)]
+    if len(names) != lines.count(b"\n") or len(names) != len(set(names)):
+        # A client, or a proxy before it, might read more lines than these, or the other of two.
+        raise ValueError("a header line is malformed, or given twice")
     return int(line[9:12]), lines

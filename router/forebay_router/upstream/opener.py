@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import Callable
 
+from forebay.errors import AnswerTooLarge
 from forebay.happy_eyeballs import Address, AsyncRace, in_turn
 from forebay.networks import Networks
 from forebay.process_identity import IDENTITY_PATH, MOST_IDENTITY_BYTES
@@ -129,7 +130,7 @@ async def _identity(host: HostInfo, transport: asyncio.Transport, reader: asynci
         received += piece
         try:
             parsed = parse_answer(received, 0)
-        except ValueError as error:
+        except (ValueError, AnswerTooLarge) as error:
             raise NotAdmitted(f"answers with something other than an identity: {error}") from None
         if parsed is not None:
             answer, end, _ = parsed

@@ -37,6 +37,8 @@ class WorkerConnections:
         self.host = host
         self._opener = opener
         self._in_flight = InFlight()
+        self._waiting = InFlight()
+        """Those that wait at the worker for their bounds, which take it no time."""
         self._shared: list[Connection] = []
         self._opening: asyncio.Task[Connection] | None = None
         self._idle: list[Connection] = []
@@ -51,9 +53,14 @@ class WorkerConnections:
         """How many requests are in flight, including those whose answer is no longer awaited."""
         return self._in_flight.count
 
-    def permit(self) -> InFlightPermit:
-        """Count a request that is about to be sent."""
-        return InFlightPermit(self._in_flight)
+    def permit(self, *, waits: bool = False) -> InFlightPermit:
+        """Count a request that is about to be sent; one that ``waits`` for its bound takes no other's place."""
+        return InFlightPermit(self._waiting if waits else self._in_flight)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait there for their bounds."""
+        return self._waiting.count
 
     def send(self, request: bytes, on_answer: OnAnswer, most_load: int) -> bool:
         """Send a request over a shared connection: at once if the worker is idle.

@@ -27,17 +27,10 @@ class BoundedWaits:
 
         That raises ``Overloaded`` if too many reads wait already.
         """
-        counted = False
+        with self._limit.held_by(peer) as held:
 
-        async def pause() -> None:
-            nonlocal counted
-            if not counted:
-                self._limit.take(peer)
-                counted = True
-            await asyncio.sleep(max(_LEAST_PAUSE_S, self._limit.used * _PAUSE_BY_WAITING_S))
+            async def pause() -> None:
+                held.take(1 - held.amount)
+                await asyncio.sleep(max(_LEAST_PAUSE_S, self._limit.used * _PAUSE_BY_WAITING_S))
 
-        try:
             yield pause
-        finally:
-            if counted:
-                self._limit.count(peer, -1)

@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
-from forebay.errors import NotReady, Problem
-from forebay.rest.answers import EncodedReplicaInfo, HttpAnswer, problem_answer
+from forebay.errors import AnswerTooLarge, NotReady, Problem
+from forebay.rest.answers import MOST_ANSWER_BYTES, EncodedReplicaInfo, HttpAnswer, problem_answer
 from forebay.rest.batches import BatchKeys, KeyResult, key_result, read_plain, read_plain_keys, require_size
 from forebay.rest.event_loop_turns import in_turns
-from forebay.rest.limits import HeldMemory
+from forebay.rest.limits import Held
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import require_kind
 from forebay.store_kinds import SINGLE_VALUE_KINDS
@@ -75,7 +75,10 @@ class KeyRead:
         replica_info = admission.replica_info(admitted)
         if value is None:
             raise Refused(miss(admitted, self._spec, key.plain, parameters.as_of_ms), replica_info.source)
-        return HttpAnswer(200, replica_info.json_head, key_document(key, self._shown(value), replica_info.tail))
+        document = key_document(key, self._shown(value), replica_info.tail)
+        if len(document) > MOST_ANSWER_BYTES:
+            raise AnswerTooLarge(f"The key's value takes {len(document)} bytes as JSON, more than an answer may.")
+        return HttpAnswer(200, replica_info.json_head, document)
 
 
 class Reads:
@@ -145,7 +148,7 @@ class Reads:
         spec: StoreSpec,
         located: LocatedKeys,
         parameters: ReadParameters,
-        memory: HeldMemory,
+        memory: Held,
         only: Set[int] | None = None,
     ) -> Batched:
         """The same for keys of any number and values of any size, held in ``memory`` from when they are read."""
@@ -214,11 +217,11 @@ class Reads:
         return batched
 
 
-def _holding(memory: HeldMemory, steps: Iterable[int]) -> Iterator[None]:
+def _holding(memory: Held, steps: Iterable[int]) -> Iterator[None]:
     """Hold what has been read after each step; raises ``Overloaded``."""
     held_bytes = 0
     for taken_bytes in steps:
-        memory.grow(taken_bytes - held_bytes)
+        memory.take(taken_bytes - held_bytes)
         held_bytes = taken_bytes
         yield
 

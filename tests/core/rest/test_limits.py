@@ -13,15 +13,15 @@ from forebay.rest.ticket_parameter import TICKET_HOLDER
 def test_one_peer_leaves_an_eighth_to_others():
     limit, greedy, other = Limit("requests", 80, "no more"), Peer("greedy"), Peer("other")
     for _ in range(70):
-        limit.take(greedy)
+        limit.held_by(greedy, 1)
     with pytest.raises(Overloaded, match="no more"):
-        limit.take(greedy)
+        limit.held_by(greedy, 1)
     for _ in range(10):
-        limit.take(other)
+        limit.held_by(other, 1)
     with pytest.raises(Overloaded):
-        limit.take(other)
+        limit.held_by(other, 1)
     limit.count(greedy, -11)
-    limit.take(greedy)
+    limit.held_by(greedy, 1)
     assert limit.used == 70
 
 
@@ -29,16 +29,16 @@ def test_what_large_peers_hold_beyond_the_limit_leaves_small_ones_theirs():
     """What a client does not read is counted, however much it is."""
     limit, slow, small, other = Limit("memory", 80, "no more"), Peer("slow"), Peer("small"), Peer("other")
     limit.count(slow, 200)
-    limit.take(small, 6)
-    limit.take(other, 4)
+    limit.held_by(small, 6)
+    limit.held_by(other, 4)
     with pytest.raises(Overloaded):
-        limit.take(other, 1)
+        limit.held_by(other, 1)
     with pytest.raises(Overloaded):
-        limit.take(slow, 1)
+        limit.held_by(slow, 1)
     limit.count(small, -6)
-    limit.take(other, 6)
+    limit.held_by(other, 6)
     limit.count(slow, -200)
-    limit.take(slow, 60)
+    limit.held_by(slow, 60)
     assert limit.used == 70
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from forebay.rest import proxied_listener
 from forebay.rest.limits import Limits
-from forebay.rest.proxied_listener import ProxiedListener, ProxyHeaders
+from forebay.rest.proxied_listener import CountingListener, ProxyHeaders
 from forebay.settings import RouterSettings, load_settings
 from tests.support.cluster import until
 
@@ -46,11 +46,11 @@ async def listening() -> AsyncIterator[Listening]:
         listener.setblocking(False)
         found = Listening(headers, listener.getsockname())
 
-        async def serve(connection: socket.socket, client: tuple[str, int] | None) -> None:
+        async def serve(connection: socket.socket, client: tuple[str, int] | None, _: object) -> None:
             connection.close()
             found.clients.append(client)
 
-        server = ProxiedListener(listener, headers, serve)
+        server = CountingListener(listener, headers.limits, headers, serve)
         server.start()
         try:
             with found:

@@ -9,7 +9,7 @@ import pytest
 
 from forebay.clock import boot_ms
 from forebay.lag import UNLIMITED
-from forebay.rest.limits import HeldMemory, Limit, Peer
+from forebay.rest.limits import Held, Limit, Peer
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo
 from forebay_router.reads import batches
@@ -22,7 +22,7 @@ SPEC = StoreSpec("s", "key-value", "string", "json", "unknown", "t", PARTITIONS)
 class Replicas:
     """Stands for all replicas: the last partition has the keys."""
 
-    def __init__(self, memory: HeldMemory) -> None:
+    def __init__(self, memory: Held) -> None:
         self._memory = memory
         self.bodies: list[bytes] = []
         self.at_once = self.most_at_once = self.most_held_bytes = 0
@@ -41,7 +41,7 @@ class Replicas:
         self.bodies.append(request.body)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
-        self.most_held_bytes = max(self.most_held_bytes, self._memory.held_bytes)
+        self.most_held_bytes = max(self.most_held_bytes, self._memory.amount)
         await asyncio.sleep(0.001)
         self.at_once -= 1
         return SimpleNamespace(status=200)
@@ -65,7 +65,7 @@ def batch(size_bytes: int) -> bytes:
 @pytest.mark.parametrize(("size_bytes", "at_once"), [(40, PARTITIONS), (900_000, 2), (1_900_000, 1)])
 async def test_large_batches_are_sent_to_few_partitions_at_once(monkeypatch, size_bytes, at_once):
     """All have the same body, which is encoded once and counted for each that is asked."""
-    memory = HeldMemory(Limit("memory", 64 << 20, "no memory"), Peer("a"))
+    memory = Held(Limit("memory", 64 << 20, "no memory"), Peer("a"))
     replicas = Replicas(memory)
     monkeypatch.setattr(batches, "ReplicaRead", replicas.read)
     answer = await batch_get(ROUTER, METRICS, "s", b"", batch(size_bytes), Peer("a"), memory)
@@ -74,11 +74,11 @@ async def test_large_batches_are_sent_to_few_partitions_at_once(monkeypatch, siz
     assert all(body is replicas.bodies[0] for body in replicas.bodies)
     assert replicas.most_at_once == at_once
     assert replicas.most_held_bytes >= at_once * size_bytes
-    assert memory.held_bytes < 2 * size_bytes + 100
+    assert memory.amount < 2 * size_bytes + 100
 
 
 async def test_large_batches_are_refused_without_memory(monkeypatch):
-    memory = HeldMemory(Limit("memory", 3 << 20, "no memory"), Peer("a"))
+    memory = Held(Limit("memory", 3 << 20, "no memory"), Peer("a"))
     replicas = Replicas(memory)
     monkeypatch.setattr(batches, "ReplicaRead", replicas.read)
     answer = await batch_get(ROUTER, METRICS, "s", b"", batch(1_500_000), Peer("a"), memory)

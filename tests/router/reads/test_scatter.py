@@ -12,7 +12,7 @@ from forebay.errors import LagExceedsTolerance, Overloaded
 from forebay.lag import Lag
 from forebay.position import Position, encode_position, log_digest
 from forebay.rest.answers import HttpAnswer, problem_answer
-from forebay.rest.limits import HeldMemory, Limit, Peer
+from forebay.rest.limits import Held, Limit, Peer
 from forebay.rest.list_routes import SCAN_ROUTES
 from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters
 from forebay.rest.posted_cursor import continued
@@ -84,11 +84,9 @@ class Workers:
         finally:
             self.at_once -= 1
 
-    async def gather(
-        self, query: bytes = b"", memory: HeldMemory | None = None, cursor: str | None = None
-    ) -> Gather:
+    async def gather(self, query: bytes = b"", memory: Held | None = None, cursor: str | None = None) -> Gather:
         parameters = continued(parse_parameters(query, ENTRIES_PARAMETERS), cursor)
-        memory = memory or HeldMemory(self.memory, Peer("a"))
+        memory = memory or Held(self.memory, Peer("a"))
         return await Gather.begin(self.router(), ENTRIES, "s", None, b"/", query, parameters, memory)
 
 
@@ -286,25 +284,25 @@ async def test_lists_begin_and_read_ahead_only_while_there_is_memory():
     more = page(b"\x01a", Lag(0, 0, 0), more=True)
     workers = Workers([more, more, more], [more, more, more])
     workers.memory = Limit("memory", 2 * FIRST_PAGES_BYTES, "no memory")
-    held = HeldMemory(workers.memory, Peer("a"))
+    held = Held(workers.memory, Peer("a"))
     gather = await workers.gather(memory=held)
     await asyncio.sleep(0)
     assert workers.requested == [0, 1, 0, 1]
-    assert 0 < held.held_bytes < 10 * len(more.body)
+    assert 0 < held.amount < 10 * len(more.body)
     another = Peer("another")
     workers.memory.count(another, FIRST_PAGES_BYTES)
     with pytest.raises(Overloaded, match="no memory"):
-        await workers.gather(b"timeout_ms=1", memory=HeldMemory(workers.memory, another))
+        await workers.gather(b"timeout_ms=1", memory=Held(workers.memory, another))
     workers.memory.count(another, -FIRST_PAGES_BYTES)
     gather.drop()
-    assert (held.held_bytes, workers.memory.used) == (0, 0)
+    assert (held.amount, workers.memory.used) == (0, 0)
 
 
 @pytest.mark.parametrize(("key_bytes", "at_once"), [(100, 8), (400_000, 3), (1_200_000, 1)])
 async def test_lists_after_long_keys_ask_few_partitions_at_once(key_bytes, at_once):
     """The cursor is encoded once, and counted for each partition that is asked."""
     workers = Workers(*([page(b"\x02", Lag(0, 0, 0), more=False)] for _ in range(8)), pause_s=0.001)
-    held = HeldMemory(workers.memory, Peer("a"))
+    held = Held(workers.memory, Peer("a"))
     scan = (await Workers([page(b"\x02", Lag(0, 0, 0), more=False)]).gather()).scan
     cursor = Cursor(scan.digest, b"\x01" + b"x" * key_bytes).encode()
     gather = await workers.gather(memory=held, cursor=cursor)
@@ -312,9 +310,9 @@ async def test_lists_after_long_keys_ask_few_partitions_at_once(key_bytes, at_on
     assert workers.most_at_once == at_once
     assert all(body is workers.bodies[0] for body in workers.bodies)
     assert workers.most_held_bytes >= FIRST_PAGES_BYTES + at_once * len(cursor)
-    assert held.held_bytes < 8_000
+    assert held.amount < 8_000
     gather.drop()
-    assert (held.held_bytes, workers.memory.used) == (0, 0)
+    assert (held.amount, workers.memory.used) == (0, 0)
 
 
 async def test_lists_after_long_keys_begin_only_with_memory():

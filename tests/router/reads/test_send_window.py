@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from forebay.errors import Overloaded
-from forebay.rest.limits import HeldMemory, Limit, Peer
+from forebay.rest.limits import Held, Limit, Peer
 from forebay_router.reads.send_window import MOST_BYTES, SendWindow
 
 
 @pytest.fixture
-def memory() -> HeldMemory:
-    return HeldMemory(Limit("memory", 8 * MOST_BYTES, "no memory"), Peer("a"))
+def memory() -> Held:
+    return Held(Limit("memory", 8 * MOST_BYTES, "no memory"), Peer("a"))
 
 
 class Requests:
@@ -49,17 +49,17 @@ async def test_large_bodies_are_sent_one_after_the_other(memory):
     """One is always sent, whatever its size, and later small ones do not overtake it."""
     requests = Requests(SendWindow(memory, 64))
     await requests.send((1, 3 * MOST_BYTES), (2, MOST_BYTES), (3, 1), (4, 1))
-    assert (requests.in_flight, memory.held_bytes) == ([1], 3 * MOST_BYTES)
+    assert (requests.in_flight, memory.amount) == ([1], 3 * MOST_BYTES)
     await requests.answer(1)
-    assert (requests.in_flight, memory.held_bytes) == ([2], MOST_BYTES)
+    assert (requests.in_flight, memory.amount) == ([2], MOST_BYTES)
     await requests.answer(2)
-    assert (requests.in_flight, memory.held_bytes) == ([3, 4], 2)
+    assert (requests.in_flight, memory.amount) == ([3, 4], 2)
 
 
 async def test_small_bodies_are_bounded_in_number(memory):
     requests = Requests(SendWindow(memory, 64))
     await requests.send(*((number, 10) for number in range(100)))
-    assert (len(requests.in_flight), memory.held_bytes) == (64, 640)
+    assert (len(requests.in_flight), memory.amount) == (64, 640)
 
 
 async def test_abandoned_requests_leave_their_turn(memory):
@@ -76,7 +76,7 @@ async def test_abandoned_requests_leave_their_turn(memory):
     await settle()
     await requests.send((5, MOST_BYTES))
     assert requests.in_flight[-1] == 5
-    assert memory.held_bytes == MOST_BYTES
+    assert memory.amount == MOST_BYTES
 
 
 async def test_what_is_reserved_is_held_once(memory):
@@ -84,9 +84,9 @@ async def test_what_is_reserved_is_held_once(memory):
     requests = Requests(window)
     await window.reserve(MOST_BYTES // 2, 5)
     await requests.send((1, MOST_BYTES // 2))
-    assert memory.held_bytes == MOST_BYTES
+    assert memory.amount == MOST_BYTES
     window.release()
-    assert memory.held_bytes == MOST_BYTES // 2
+    assert memory.amount == MOST_BYTES // 2
     with pytest.raises(Overloaded):
         await SendWindow(memory, 64).reserve(8 * MOST_BYTES, 1)
 
@@ -97,6 +97,6 @@ async def test_a_closed_window_holds_nothing(memory):
     requests = Requests(window)
     await requests.send((1, 1000))
     window.close()
-    assert memory.held_bytes == 0
+    assert memory.amount == 0
     await requests.answer(1)
-    assert memory.held_bytes == 0
+    assert memory.amount == 0

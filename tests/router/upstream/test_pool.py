@@ -8,7 +8,7 @@ import pytest
 
 from forebay.errors import Overloaded
 from forebay.streams_metadata import HostInfo
-from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed
+from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed, exchange
 from forebay_router.upstream.pool import ConnectionPool
 from tests.support.scripted_worker import answer, worker
 
@@ -45,16 +45,24 @@ async def test_pipelined_answers_are_matched_in_order():
         assert [(got.status, got.body) for got in await ask(host, 3)] == [(200, b"1"), (404, b"22"), (200, b"333")]
 
 
+class Wire(asyncio.Transport):
+    """Takes what is written."""
+
+    def __init__(self, sent: list[bytes]) -> None:
+        self._sent = sent
+
+    def write(self, data: bytes) -> None:
+        self._sent.append(data)
+
+    def abort(self) -> None:
+        pass
+
+
 async def test_first_requests_are_sent_before_the_turn_ends():
     """The requests of one turn of the loop are sent in a few writes, so that a worker can begin."""
     sent: list[bytes] = []
-
-    class Wire(asyncio.Transport):
-        def write(self, data: bytes) -> None:
-            sent.append(data)
-
     connection = Connection(InFlight())
-    connection.connection_made(Wire())
+    connection.connection_made(Wire(sent))
     requests = [b"%d;" % number for number in range(40)]
     for request in requests:
         connection.send(request, lambda answer: True, at_once=False)
@@ -73,6 +81,10 @@ async def test_first_requests_are_sent_before_the_turn_ends():
         b"HTTP/1.1 200 OK\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-length: 0\r\n\r\n",
         b"SSH-2.0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nforebay-role: active\nset-cookie: a=b\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nforebay-role: act\0ive\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncache-control: no-store\r\nCache-Control: public\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nfolded: a\r\n b\r\ncontent-length: 0\r\n\r\n",
         None,
     ],
 )
@@ -162,11 +174,34 @@ async def test_only_known_header_lines_are_passed_on():
         assert b"forebay-age-ms: 5\r\n" in got.head
 
 
-async def test_an_answer_without_end_is_not_waited_for():
-    """Its length alone is enough to close the connection, before anything of it is kept."""
+async def test_an_answer_that_is_too_long_is_refused_and_not_its_worker():
+    """Its length alone is enough, before anything of it is kept; another replica would send as much."""
     async with worker(b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n", b"x" * 100_000) as host:
         (got,) = await ask(host)
-        assert got is None
+        assert got.status == 413
+        assert b"answer-too-large" in got.body
+
+
+async def test_nothing_is_held_for_an_answer_that_nobody_waits_for():
+    connection, sizes = Connection(InFlight()), []
+    connection.connection_made(Wire([]))
+    reading = asyncio.ensure_future(exchange(connection, b"x", admit=sizes.append))
+    await asyncio.sleep(0)
+    assert connection.load == 1
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 2000000\r\n\r\nx")
+    assert sizes == []
+    assert connection.closed
+
+
+async def test_requests_that_wait_at_a_worker_are_counted_apart():
+    host, pool = HostInfo("127.0.0.1", 1), ConnectionPool()
+    waiting = pool[host].permit(waits=True)
+    assert (pool.load(host), pool[host].waiting) == (0, 1)
+    waiting.release()
+    waiting.release()
+    assert pool[host].waiting == 0
 
 
 async def test_a_large_answer_is_read_only_if_there_is_room_for_it():

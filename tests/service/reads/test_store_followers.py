@@ -13,7 +13,7 @@ import pytest
 
 from forebay.clock import boot_ms
 from forebay.rest.event_streams import Events
-from forebay.rest.limits import HeldMemory, Limit, Peer
+from forebay.rest.limits import Held, Limit, Peer
 from forebay.rest.server_sent_events import Event, EventReader
 from forebay.rest.store_changes.cursors import decode_id
 from forebay.rest.store_changes.follower import StoreFollower
@@ -49,14 +49,14 @@ class Clients:
     async def client(
         self, lag_interval_ms: int = 60_000, timeout_ms: int = 1_000, last_event_id: str | None = None
     ) -> AsyncIterator[Events]:
-        memory = HeldMemory(Limit("memory", 1 << 30, "full"), Peer("client"))
+        memory = Held(Limit("memory", 1 << 30, "full"), Peer("client"))
         selection = self.source.selection
         cursors = decode_id(last_event_id, selection.digest, selection.partitions) if last_event_id else {}
         follower = StoreFollower(self.source, cursors, memory, lag_interval_ms, timeout_ms)
         with self.tails.joined("all", self.source, follower.wake) as tail:
             async with contextlib.aclosing(follower.events(tail)) as events:
                 yield events
-        assert memory.held_bytes == 0
+        assert memory.amount == 0
 
 
 async def received(events: Events) -> list[Event]:

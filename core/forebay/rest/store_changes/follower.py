@@ -15,7 +15,7 @@ from forebay.rest.answers import lag_json
 from forebay.rest.event_streams import Events
 from forebay.rest.follower_wakeups import Waker, paced_wakes
 from forebay.rest.key_changes import KEEP_ALIVE_MS
-from forebay.rest.limits import HeldMemory
+from forebay.rest.limits import Held
 from forebay.rest.server_sent_events import EncodedEvents, Event
 from forebay.rest.store_changes.cursors import ChangesCursor, encode_id
 from forebay.rest.store_changes.own_reads import PART_BYTES, OwnRead, OwnReads, Part
@@ -42,7 +42,7 @@ class StoreFollower:
         self,
         source: Source,
         cursors: dict[int, ChangesCursor],
-        memory: HeldMemory,
+        memory: Held,
         lag_interval_ms: int,
         timeout_ms: int,
     ) -> None:
@@ -75,7 +75,7 @@ class StoreFollower:
     async def events(self, tail: Tail) -> Events:
         """The events, until a worker lost a partition; raises ``Problem`` if the request is at fault."""
         try:
-            self._memory.grow(PART_BYTES * len(self._parts))
+            self._memory.take(PART_BYTES * len(self._parts))
             while not self._ends:
                 self._woken.clear()
                 self._own.start()

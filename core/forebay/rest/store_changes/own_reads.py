@@ -10,7 +10,7 @@ from typing import NamedTuple
 from forebay.clock import boot_ms
 from forebay.errors import Problem
 from forebay.rest.key_changes import is_transient
-from forebay.rest.limits import HeldMemory
+from forebay.rest.limits import Held
 from forebay.rest.store_changes.cursors import ChangesCursor
 from forebay.rest.store_changes.pages import ChangesPage
 from forebay.rest.store_changes.source import PAGE_BYTES, Source
@@ -63,9 +63,7 @@ class OwnReads:
     Pages are counted in ``memory`` until they are taken.
     """
 
-    def __init__(
-        self, source: Source, parts: Mapping[int, Part], memory: HeldMemory, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, source: Source, parts: Mapping[int, Part], memory: Held, wake: Callable[[], None]) -> None:
         self._source = source
         self._parts = parts
         self._memory = memory
@@ -109,7 +107,7 @@ class OwnReads:
 
     def _start(self, partition: int, part: Part, now: float) -> bool:
         try:
-            self._memory.grow(PAGE_BYTES)
+            self._memory.take(PAGE_BYTES)
         except Problem as problem:
             part.put_off(problem)
             return False
