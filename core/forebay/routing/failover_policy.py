@@ -158,7 +158,8 @@ class ReadPolicy(Generic[Host]):
         """Those of which the last request was one."""
         self._hedge_due_ms = 0.0
         self._hedge_throttled = False
-        self._overloads = 0
+        self._overloaded: Host | None = None
+        """The first that had too much to do: each that is asked after it costs a hedge."""
         self._skipped_healthy = False
         self._is_resumed = False
         """Whether it is of one key, whose answer never takes long: silence means something then."""
@@ -236,11 +237,15 @@ class ReadPolicy(Generic[Host]):
         """Nobody is being asked: ask the next, or again those that may wait, or look for others."""
         if self._waiting:
             return self._ask_or_give_up(now_ms)
-        return self._pause(now_ms) if self._ask_again_to_wait(now_ms) else Refresh()
+        if self._ask_again_to_wait(now_ms):
+            return self._pause(now_ms)
+        return Refresh() if self._overloaded is None else Finish(self._overloaded, False)
 
     def _ask_or_give_up(self, now_ms: float) -> Step[Host]:
         if self._ask_next(now_ms):
             return self._pause(now_ms)
+        if self._overloaded is not None:
+            return Finish(self._overloaded, False)
         return GiveUp("overloaded" if self._skipped_healthy else "unanswered")
 
     def _ask_next(self, now_ms: float, *, is_hedge: bool = False) -> bool:
@@ -252,6 +257,10 @@ class ReadPolicy(Generic[Host]):
                 self._skipped_healthy |= self._replicas.is_healthy(host)
                 self._actions.append(Skip(host))
                 continue
+            if self._overloaded is not None and not is_hedge and not self._replicas.spend_hedge():
+                # Where all have too much to do, one more request for each would be the last straw.
+                self._waiting.clear()
+                return False
             self._actions.append(Ask(host, self._lets_wait, is_hedge))
             (self._hedges.add if is_hedge else self._hedges.discard)(host)
             self._note_sent(host, now_ms)
@@ -293,9 +302,9 @@ class ReadPolicy(Generic[Host]):
             case AttemptOutcome.NOT_YET:
                 self._not_yet.append(host)
             case AttemptOutcome.OVERLOADED:
-                self._overloads += 1
+                self._overloaded = self._overloaded or host
         self._refused.add(host)
-        return self._overloads > 1 and outcome is AttemptOutcome.OVERLOADED
+        return False
 
     def _note_slow(self, now_ms: float) -> None:
         if not self._waiting and not self._is_resumed:

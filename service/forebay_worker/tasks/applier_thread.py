@@ -123,12 +123,10 @@ class Applier:
 
     def follow(self, replica: Replica) -> None:
         """Apply a replica's log from its committed offset on; in the applier's thread."""
-        tp = replica.topic_partition
-        committed = replica.view.store.committed_offset(tp) or CommittedOffset(0)
-        with self._restored_reported(replica):
-            resume(replica, committed)
+        committed = replica.view.store.committed_offset(replica.topic_partition) or CommittedOffset(0)
+        self._resume(replica, committed)
         replica.storage_fault = None
-        self._replicas[tp] = replica
+        self._replicas[replica.topic_partition] = replica
         self._assign(replica, committed)
 
     def unfollow(self, replica: Replica) -> None:
@@ -320,8 +318,13 @@ class Applier:
         else:
             if committed.position != replica.view.recent_changes.end:
                 # What the disk had refused was written after all, and nobody was told of its keys.
-                resume(replica, committed)
+                self._resume(replica, committed)
             self._assign(replica, committed)
+
+    def _resume(self, replica: Replica, committed: CommittedOffset) -> None:
+        """Publish how far a store is; that may be an end of its log, which others wait for."""
+        with self._restored_reported(replica):
+            resume(replica, committed)
 
     def _suspend(self, replica: Replica) -> None:
         replica.retry_boot_ms = boot_ms() + _RETRY_MS

@@ -11,7 +11,7 @@ from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import USER_TAG
 from forebay.stored_versions import encode_version
-from forebay_worker.tasks.record_check import unreadable_key
+from forebay_worker.tasks.record_check import first_bad_record
 
 KEYS_ALL_CHECKED = 1_000
 """Keys of records up to this offset are all checked against the partitioner, then a sample."""
@@ -53,11 +53,11 @@ class Fold:
         """Fold records in, in offset order; heartbeats change no key. Raises ``BadRecord``."""
         try:
             self._add_changes(spec, records)
+            for record in records:
+                if record[4]:
+                    self._see_heartbeat(record[1], record[2])
         except (TypeError, ValueError, OverflowError) as error:
-            raise unreadable_key(spec, records) or error from None
-        for record in records:
-            if record[4]:
-                self._see_heartbeat(record[1], record[2])
+            raise first_bad_record(spec, records) or error from None
 
     def _add_changes(self, spec: StoreSpec, records: Sequence[Record]) -> None:
         keys = spec.stored_keys

@@ -56,17 +56,29 @@ def fitting(spec: StoreSpec, batch: Batch) -> Fitting:
     return Fitting(cut, 0, error)
 
 
-def unreadable_key(spec: StoreSpec, records: Iterable[Record]) -> BadRecord | None:
-    """The message for the first record whose key the store cannot store, although it is not declared external."""
+def first_bad_record(spec: StoreSpec, records: Iterable[Record]) -> BadRecord | None:
+    """The message for the first record whose key the store cannot store, or that is a malformed heartbeat,
+    although the store is not declared external."""
     for record in records:
-        fault = None if record[4] else _key_fault(spec, record)
+        offset, key, value, _, heartbeat = record
+        fault = _heartbeat_fault(key, value) if heartbeat else _key_fault(spec, record)
         if fault is not None:
             remedy = " If others than forebay write the topic, set external = true on the store."
             return BadRecord(
-                f"The record at offset {record[0]} of {spec.topic!r} does not fit the store {spec.name!r}: "
+                f"The record at offset {offset} of {spec.topic!r} does not fit the store {spec.name!r}: "
                 f"{fault}.{remedy if spec.latest_by is None else ''}"
             )
     return None
+
+
+def up_to_bad_record(spec: StoreSpec, batch: Batch) -> Fitting:
+    """A batch of a store that is not external, cut before its first bad record."""
+    for number, record in enumerate(batch.records):
+        error = first_bad_record(spec, (record,))
+        if error is not None:
+            cut = batch._replace(records=batch.records[:number], position=record[0], end_reached=False)
+            return Fitting(cut, 0, error)
+    return Fitting(batch, 0, None)
 
 
 def _fault(spec: StoreSpec, record: Record) -> str | None:

@@ -142,12 +142,21 @@ def test_replicas_wait_only_once_none_can_answer_at_once():
     assert requested(policy.tick(253)) == []
 
 
-def test_second_overloaded_worker_ends_the_read():
-    """The third worker is spared."""
-    policy = ReadPolicy(Known(["a", "b", "c"]), DEADLINE_MS)
+def test_after_an_overloaded_worker_each_other_costs_a_hedge():
+    known = Known(["a", "b", "c"], hedges_left=2)
+    policy = ReadPolicy(known, DEADLINE_MS)
     policy.begin(0)
     assert requested(policy.settle([("a", AttemptOutcome.OVERLOADED)], 1)) == ["b"]
-    assert policy.settle([("b", AttemptOutcome.OVERLOADED)], 2) == [Finish("b", False)]
+    assert requested(policy.settle([("b", AttemptOutcome.OVERLOADED)], 2)) == ["c"]
+    assert known.hedges == 2
+    # The first refusal is the answer, with its pause.
+    assert policy.settle([("c", AttemptOutcome.OVERLOADED)], 3) == [Finish("a", False)]
+
+
+def test_without_a_budget_the_first_overloaded_worker_is_the_answer():
+    policy = ReadPolicy(Known(["a", "b", "c"], hedges_left=0), DEADLINE_MS)
+    policy.begin(0)
+    assert policy.settle([("a", AttemptOutcome.OVERLOADED)], 1) == [Finish("a", False)]
 
 
 def test_full_workers_are_skipped_and_named_as_the_reason():

@@ -31,6 +31,7 @@ from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.applier_thread import Applier
 from forebay_worker.tasks.apply import apply_batch, progress_at_open
 from forebay_worker.tasks.folding import Fold, advance
+from forebay_worker.tasks.record_check import BadRecord
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_events import EndReached, ReplicaEvent, StoreDamaged
 from tests.support.cluster import wait_until
@@ -692,6 +693,9 @@ def test_shared_read_failure_is_logged_once(caplog):
         def failures(self) -> dict[TopicPartition, ReadFailure]:
             return self.found
 
+        def notices(self, specs: object) -> dict[TopicPartition, dict[str, str]]:
+            return {}
+
     consumer = Failing()
     applier = Applier(SimpleNamespace(consumer=lambda: consumer), 10, 0, lambda error: None, print, lambda: None)
     tps = [TopicPartition("log", partition) for partition in range(40)]
@@ -704,3 +708,49 @@ def test_shared_read_failure_is_logged_once(caplog):
     assert len(caplog.messages) == 1 + 5 + 1
     assert caplog.messages[-1] == "35 more reasons are in the failures of /v1/status"
     assert all(replica.stopped_by == f"{tp} is damaged." for tp, replica in applier._replicas.items())
+
+
+class RefusesOnce(MemoryStore):
+    """A store whose disk refuses a commit that it then has all the same."""
+
+    refuses = True
+
+    def commit(self, changelog_offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        super().commit(changelog_offsets)
+        if self.refuses:
+            self.refuses = False
+            raise OSError(errno.EIO, "Input/output error")
+
+
+def test_an_end_that_a_refused_commit_had_is_reported(tmp_path, monkeypatch):
+    """Else what was set aside would be served for a rebuilt replica until a restart."""
+    monkeypatch.setattr("forebay_worker.tasks.applier_thread._RETRY_MS", 10.0)
+    log = Log(tmp_path / "log")
+    log.append((b"k", b"1"))
+    events: list[ReplicaEvent] = []
+    replica = Replica.opened(spec(), TaskId(0, 0), RefusesOnce("s"))
+    applier = Applier(log.changelog, 10, 0, lambda _: None, events.append, lambda: None)
+    applier.start()
+    try:
+        applier.call(functools.partial(applier.follow, replica)).result(10)
+        wait_until(lambda: replica.view.restored and replica.failure is None, "the store")
+        assert [type(event) for event in events] == [EndReached]
+    finally:
+        applier.stop()
+
+
+def test_a_malformed_heartbeat_is_a_bad_record_like_any_other(log):
+    """What comes before it is applied, and the message says where it is and what to do."""
+    log.append((b"a", b"1"))
+    path = log.changelog.path(TP)
+    sqlite_writers.append_heartbeat(path, writer="w", query_id="q", value=b'{"as_of_ms": 1}')
+    log.append((b"b", b"1"))
+    follower = Follower(log.changelog)
+    with pytest.raises(
+        BadRecord, match=r"The record at offset 1 of 'log' does not fit.*is not a heartbeat"
+    ) as found:
+        follower.poll()
+    assert "set external = true" in str(found.value)
+    assert follower.content == {b"a": b"1"}
+    assert follower.replica.view.progress.position == 1
+    follower.close()
