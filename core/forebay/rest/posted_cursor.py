@@ -35,7 +35,8 @@ POSTED_CURSOR_BODY: dict[str, Any] = {
 async def cursor_of_body(request: Request, memory: Held) -> str | None:
     """The cursor that a POST has as its body, None for a GET.
 
-    The body is held in ``memory``. Raises ``BadRequest``, ``BodyTooLarge`` or ``Overloaded``.
+    The body is held in ``memory``, and the key in it, which is decoded. Raises ``BadRequest``, ``BodyTooLarge``
+    or ``Overloaded``.
     """
     if request.method != "POST":
         return None
@@ -47,6 +48,7 @@ async def cursor_of_body(request: Request, memory: Held) -> str | None:
     if not isinstance(document, dict) or set(document) != {"cursor"} or type(document["cursor"]) is not str:
         raise BadRequest('The body must be {"cursor": "…"} and nothing else.')
     cursor: str = document["cursor"]
+    memory.take(len(cursor))
     return cursor
 
 

@@ -359,5 +359,6 @@ class _BatchGet:
             multi_partition=multi_partition,
             excluded=excluded,
             no_wait=self.no_wait,
+            memory=self.memory,
             decode=partial(read_batch_frames_in_turns, count=len(places)),
         )

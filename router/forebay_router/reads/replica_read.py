@@ -227,8 +227,17 @@ class ReplicaRead:
         task = asyncio.create_task(self._timed(host, request, permit))
         # It may end before it begins.
         task.add_done_callback(lambda _: permit.release())
+        if action.is_hedge:
+            self._count_copy(task, len(request))
         self._in_flight[task] = host
         self._sent_boot_ms[host] = boot_ms()
+
+    def _count_copy(self, hedge: asyncio.Task[HttpAnswer], size_bytes: int) -> None:
+        """Count a hedge's request as its client's until it ends; that of the first is counted by who made it."""
+        memory = self.request.memory
+        if memory is not None:
+            memory.adjust(size_bytes)
+            hedge.add_done_callback(lambda _: memory.adjust(-size_bytes))
 
     async def _timed(self, host: HostInfo, request: bytes, permit: InFlightPermit) -> HttpAnswer:
         begun = boot_ms()

@@ -11,6 +11,7 @@ from forebay.clock import boot_ms
 from forebay.lag import Tolerance
 from forebay.rest.answer_aging import answer_by_now
 from forebay.rest.answers import HttpAnswer
+from forebay.rest.limits import Held
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scans import SCAN_HEADER
 from forebay.store_spec import StoreSpec
@@ -46,6 +47,8 @@ class ReplicaRequest:
     """The key that the answer must be for."""
     scan_head: bytes = b""
     """The header line of the list that the page must be of."""
+    memory: Held | None = None
+    """What its client holds, to which a hedge's copy of the body is added."""
     admit: Admit | None = None
     """Makes room for a large answer before it is read; only on a dedicated connection."""
     decode: Callable[[Sequence[bytes]], Awaitable[Any]] | None = None

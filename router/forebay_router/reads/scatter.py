@@ -303,6 +303,7 @@ class Gather:
                 accept=_FRAMES,
                 dedicated_connection=True,
                 page_bytes=self.page_bytes,
+                memory=self.memory,
                 decode=partial(decoded_in_turn, ScanPage.decode),
                 scan_head=scan_head(self.scan),
             )

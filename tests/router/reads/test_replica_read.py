@@ -15,6 +15,7 @@ from typing import cast
 from forebay.clock import boot_ms
 from forebay.lag import Lag
 from forebay.rest.answers import HttpAnswer
+from forebay.rest.limits import Held, Limit, Peer
 from forebay.rest.parameters import ReadParameters
 from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE
 from forebay.routing.failover_policy import ReadPolicy, Wait
@@ -338,3 +339,17 @@ async def test_a_worker_writes_no_header_through_its_problem():
         assert await attempts_of(router_of((lying, "active"), (near, "standby"))) == [
             b"forebay-attempts: %b answered 412" % str(lying).encode()
         ]
+
+
+async def test_a_hedges_copy_of_a_body_is_counted_until_it_ends():
+    async with answering(0.5, b"200 OK") as (slow, _), answering(0.1, b"200 OK") as (quick, _):
+        router = router_of((slow, "active"), (quick, "standby"))
+        router.delay = SimpleNamespace(delay_ms=5.0, observe=lambda elapsed_ms: None)
+        memory = Held(Limit("memory", 64 << 20, "no memory"), Peer("a"))
+        request = ReplicaRequest(SPEC, 0, b"/v1/stores/s/batch-get", b"x" * 100_000, memory=memory)
+        reading = asyncio.ensure_future(ask(router, request, ReadParameters(), boot_ms() + 5_000))
+        await until(lambda: router.counts["hedges"] == 1)
+        assert 100_000 < memory.amount < 110_000
+        assert (await reading).answer.status == 200
+        await until(lambda: memory.amount == 0)
+        router.pool.close()
