@@ -55,7 +55,7 @@ def token(raw: bytes) -> str:
         "é",
         "AQ",
         token(b"\x02" + LOG[:-1]),
-        token(b"\x01" + LOG),
+        token(b"\x03" + LOG),
         token(b"\x02" + LOG + b"\x05"),
         token(b"\x02" + LOG + b"\x05\x06"),
         token(b"\x02" + LOG + b"\x05\x80"),

@@ -44,7 +44,7 @@ def test_a_store_that_names_only_itself_gets_the_defaults() -> None:
     ("more", "said"),
     [
         ('knd = "window"', "has an unknown field 'knd'; did you mean 'kind'?"),
-        ("zzz = 1", "has an unknown field 'zzz'; it may have accept_uncompacted, "),
+        ("zzz = 1", "has an unknown field 'zzz'; it may have accept_misplaced, "),
         ('kind = "window"', "needs 'window_size_ms', a whole number of at least 1; it is missing."),
         ('kind = "window"\nwindow_size_ms = 0', "at least 1; it has 0."),
     ],

@@ -315,7 +315,6 @@ def test_keys_of_another_partitioner_are_no_silent_misses(kafka_cluster):
     assert producer.flush(20) == 0
     cluster.start_worker()
     router = cluster.start_router()
-    cluster.wait_settled(router, replicas=1)
     found = values(router, [f"c{i}" for i in range(KEYS)])
     refusal = "urn:forebay:problem:partitioner-mismatch"
     assert {refusal} < set(found) <= {refusal, *range(KEYS)}

@@ -151,6 +151,8 @@ def cases(tier: str, method: str, path: str) -> st.SearchStrategy[Case]:
         if isinstance(case.query.get("timeout_ms"), int) and case.query["timeout_ms"] > 0:
             # A time-out of the client's own choice shows nothing.
             case.query["timeout_ms"] = TIMEOUT_MS
+        # A list is refused then, as documented.
+        case.query.pop("doubted", None)
         return case
 
     generated = [operation.as_strategy(mode) for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)]

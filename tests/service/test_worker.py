@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from forebay.lag import Lag
 from forebay.settings import WorkerSettings, load_settings
 from forebay.streams_metadata import HostInfo
 from forebay_worker.state.offset_cache import CAUGHT_UP
@@ -73,11 +72,11 @@ def test_a_worker_that_drains_is_not_ready(worker):
     assert problem.status == 503
 
 
-def test_caught_up_is_within_acceptable_recovery_lag(worker):
+def test_caught_up_is_within_acceptable_recovery_lag(worker, monkeypatch):
     acceptable = worker.settings.acceptable_recovery_lag
-    assert worker._is_near(Lag(acceptable, None, None))
-    assert not worker._is_near(Lag(acceptable + 1, 0, 0))
-    assert not worker._is_near(Lag(None, 0, 0))
+    for behind, is_near in ((acceptable, True), (acceptable + 1, False), (None, False)):
+        monkeypatch.setattr(worker.admission, "records_behind", lambda _, behind=behind: behind)
+        assert worker._is_near(object()) == is_near
 
 
 def test_a_worker_that_its_group_does_not_take_says_why(worker):

@@ -254,8 +254,8 @@ class SlowPathProtocol(HttpToolsProtocol):
         running = self._running
         if running is None or running.response_complete or not self._answers_earlier() or self.pipeline:
             return False
-        asked: Any = running.scope
-        if b"wait_ms=" in asked["query_string"] or asked["path"].endswith("/changes"):
+        request: Any = running.scope
+        if b"wait_ms=" in request["query_string"] or request["path"].endswith("/changes"):
             return False
         running.keep_alive = False
         return True

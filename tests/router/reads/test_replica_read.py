@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
 from forebay.clock import boot_ms
 from forebay.lag import Lag
 from forebay.rest.answers import HttpAnswer
@@ -214,7 +216,7 @@ async def test_an_answer_that_is_received_after_the_deadline_is_late():
     assert (status, json.loads(body)["type"]) == (504, "urn:forebay:problem:deadline")
 
 
-async def test_after_an_overloaded_worker_the_others_are_asked_within_the_budget():
+async def test_after_an_overloaded_worker_each_other_costs_a_hedge():
     """Without one, the first refusal is the answer: all may have too much to do."""
     async with (
         answering(0.0, b"429 Too Many Requests") as (first, _),
@@ -228,9 +230,10 @@ async def test_after_an_overloaded_worker_the_others_are_asked_within_the_budget
         router = router_of((first, "active"), (second, "active"), (third, "standby"))
         assert (await read_key(router))[0] == 200
         assert len(received) > 0
+        router.pool.close()
         received.clear()
-        while router.budget.spend():
-            pass
+        router = router_of((first, "active"), (second, "active"), (third, "standby"))
+        router.budget = SimpleNamespace(earn=lambda *_: None, spend=lambda: False)
         assert (await read_key(router))[0] == 429
         assert received == []
         router.pool.close()
@@ -339,6 +342,21 @@ async def test_a_worker_writes_no_header_through_its_problem():
         assert await attempts_of(router_of((lying, "active"), (near, "standby"))) == [
             b"forebay-attempts: %b answered 412" % str(lying).encode()
         ]
+
+
+@pytest.mark.parametrize("full", [0, 1])
+async def test_a_full_worker_is_skipped(full):
+    """One at max_in_flight_per_worker; if all are, the read is refused as overloaded."""
+    async with answering(0.0, b"200 OK") as (first, received), answering(0.0, b"200 OK") as (second, _):
+        router = router_of((first, "active"), (second, "standby"))
+        for host in (first, second)[: 1 + full]:
+            for _ in range(router.settings.max_in_flight_per_worker):
+                router.pool[host].permit()
+        status, body = await read_key(router)
+        assert received == []
+        assert status == (429 if full else 200)
+        assert (b'"outcome":"full"' in body) == bool(full)
+        router.pool.close()
 
 
 async def test_a_hedges_copy_of_a_body_is_counted_until_it_ends():

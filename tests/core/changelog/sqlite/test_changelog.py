@@ -339,24 +339,24 @@ def test_what_the_kernel_does_not_report_is_found_by_looking(
     assert caplog.text.count("did not report a write") == 1
 
 
-def test_a_time_is_claimed_only_from_before_the_look(
+def test_a_time_is_claimed_only_from_before_the_check(
     changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with consuming(changelog) as consumer:
         poll_one(consumer)
         assert caught_up(consumer)
-        looked: list[float] = []
-        look = sqlite_consumer._data_version
+        checked_boot_ms: list[float] = []
+        data_version = sqlite_consumer._data_version
 
         def noted(source: object) -> int:
-            looked.append(boot_ms())
-            return look(source)
+            checked_boot_ms.append(boot_ms())
+            return data_version(source)
 
         monkeypatch.setattr(sqlite_consumer, "_data_version", noted)
         claimed, partitions = consumer.current()
         assert partitions
-        assert len(looked) == len(partitions)
-        assert claimed <= min(looked)
+        assert len(checked_boot_ms) == len(partitions)
+        assert claimed <= min(checked_boot_ms)
 
 
 @pytest.mark.parametrize("refused", ["__init__", "watch"])
