@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import httpx
 
+from forebay.client.http_urls import parse_http_url
 from forebay.client.options import query_string
 from forebay.client.partition_page import is_page, page_document, page_headers
 from forebay.client.problems import problem_of_response
@@ -364,11 +365,9 @@ def _checked(url: str) -> str:
     if is_unix(url):
         return str(_unix_address(url))
     try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        parsed = httpx.URL()
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ValueError(f"{url!r} is not the URL of a server, such as http://127.0.0.1:8080.")
+        parse_http_url(url, ("http", "https"))
+    except ValueError as error:
+        raise ValueError(f"{url!r} is not the URL of a server, such as http://127.0.0.1:8080: {error}.") from None
     return url.rstrip("/")
 
 

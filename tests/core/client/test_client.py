@@ -815,10 +815,14 @@ def test_the_next_server_gets_the_time_that_is_left():
         plan.send(httpx.ReadTimeout("no answer"))
 
 
-@pytest.mark.parametrize("urls", ["127.0.0.1:8080", "ftp://one", "http://", []])
-def test_what_is_no_url_is_refused(urls):
-    with pytest.raises((ValueError, httpx.InvalidURL)):
-        Client(urls)
+@pytest.mark.parametrize(
+    "urls", ["127.0.0.1:8080", "ftp://one", "http://", "http://one:65536", "http://one:0", []]
+)
+@pytest.mark.parametrize("partition_aware", [False, True])
+def test_what_is_no_url_is_refused(urls, partition_aware):
+    for kind in (Client, AsyncClient):
+        with pytest.raises(ValueError, match="URL"):
+            kind(urls, partition_aware=partition_aware)
 
 
 # Stores, metadata, lags

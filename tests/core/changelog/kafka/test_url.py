@@ -68,6 +68,8 @@ def test_secrets_are_shown_neither_in_logs_nor_in_refusals():
         ("kafka://a:1,b", "'b' is not HOST:PORT"),
         ("kafka://:1", "':1' is not HOST:PORT"),
         ("kafka://a:x", "'a:x' is not HOST:PORT"),
+        ("kafka://a:1,b:75628", "'b:75628' is not HOST:PORT: '75628' is not a port: .* from 1 to 65535"),
+        ("kafka://a:0", "'a:0' is not HOST:PORT"),
         ("kafka://a:1?sasl.password=a#b", "'#' as '%23'"),
         ("kafka://a:1?security.protocol=TLS", "'TLS' is not one of PLAINTEXT, SASL_PLAINTEXT, SASL_SSL, SSL"),
         ("kafka://a:1?security.protocol=SASL_SSL&sasl.mechanism=OAUTHBEARER", "not one of GSSAPI, PLAIN, SCRAM"),
