@@ -115,8 +115,8 @@ SETTINGS: tuple[Setting, ...] = (
         "address",
         None,
         WORKER,
-        "Address under which others reach this worker. By default it is the first listen address of TCP, or the "
-        "host's full name if that is a wildcard.",
+        "Address under which others reach this worker. By default it is the first listen address of TCP. If that "
+        "is a wildcard such as `0.0.0.0`, it is the machine's name, and a warning at the start says which.",
     ),
     Setting(
         "rack",
