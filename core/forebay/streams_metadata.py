@@ -43,7 +43,12 @@ class HostInfo(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"{self.host}:{self.port}" if self.is_ipv4 else f"[{self.host}]:{self.port}"
+
+    @property
+    def is_ipv4(self) -> bool:
+        """Whether it is no address of IPv6: names are listened on by their addresses of IPv4."""
+        return ":" not in self.host
 
     @property
     def is_unspecified(self) -> bool:

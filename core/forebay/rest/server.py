@@ -39,14 +39,17 @@ _ACCEPTED_IN_A_TURN = 8
 _MOST_HANDSHAKE_S = 10.0
 
 
-def bind(listen: HostInfo, *, shared: bool = False) -> socket.socket:
+def bind(listen: HostInfo, *, shared: bool = False, only_ipv6: bool = False) -> socket.socket:
     """The listening socket; raises ``ListenAddressInUse`` naming the address.
 
-    A ``shared`` address may be used by several processes of the same user if all share it.
+    A ``shared`` address may be used by several processes of the same user if all share it. With ``only_ipv6`` the
+    wildcard ``[::]`` leaves the machine's addresses of IPv4 to other sockets.
     """
-    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    family = socket.AF_INET if listen.is_ipv4 else socket.AF_INET6
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if only_ipv6:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     if shared:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:

@@ -89,7 +89,8 @@ SETTINGS: tuple[Setting, ...] = (
         "listeners",
         "127.0.0.1:8080",
         BOTH,
-        "Where to listen, comma-separated: `HOST:PORT`, or `unix:/PATH` for a Unix socket, which takes no TLS.",
+        "Where to listen, comma-separated: `HOST:PORT`, or `unix:/PATH` for a Unix socket, which takes no TLS. "
+        "`[::]:PORT` alone takes connections of IPv4 as well.",
     ),
     Setting(
         "socket_group",
