@@ -216,7 +216,7 @@ def _shown(url: str) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"The file {path} of the Kafka URL cannot be read: {cause(error, path)}.") from None
 

@@ -28,6 +28,14 @@ def test_a_properties_file_holds_what_should_not_stand_in_a_url(tmp_path: Path):
     assert url.properties == {"sasl.username": "ann", "sasl.password": "a=b c", "client.id": "x"}
 
 
+@pytest.mark.parametrize("first", ["sasl.username=ann", "# of the shop", ""])
+def test_a_properties_file_may_begin_with_a_mark_of_its_encoding(tmp_path: Path, first: str):
+    file = tmp_path / "kafka.properties"
+    file.write_text(f"{first}\r\nclient.id=x\r\n", encoding="utf-8-sig")
+    expected = {"sasl.username": "ann", "client.id": "x"} if "=" in first else {"client.id": "x"}
+    assert KafkaUrl.parse(f"kafka://a:1?properties={file}").properties == expected
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
