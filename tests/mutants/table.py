@@ -2631,8 +2631,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "link-followed",
         "a state directory that leads out of itself is refused",
-        "forebay_worker.state.directory:_refuse_links",
-        "found.is_symlink()",
+        "forebay_worker.state.directory:_refuse_others",
+        "entry.is_symlink()",
         "False",
         ("service/state/test_directory.py::test_a_link_out_of_the_directory_is_named_and_not_followed",),
     ),
