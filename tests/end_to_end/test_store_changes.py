@@ -175,6 +175,8 @@ def test_bounds_are_held_while_the_stream_runs(served, address, prefix):
         ("counts/changes?keys=[1]", "", 400, "bad-key"),
         ("counts/changes", "7", 400, "bad-parameter"),
         ("hours/changes?from=x", "", 400, "bad-parameter"),
+        ("hours/changes?from=2&to=1", "", 400, "bad-parameter"),
+        ("counts/changes?from=b&to=a", "", 400, "bad-parameter"),
     ],
 )
 def test_what_is_wrong_with_a_request_is_a_status(address, path, seen, status, problem):

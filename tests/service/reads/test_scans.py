@@ -106,7 +106,7 @@ async def test_time_range_selects_overlapping_kept_entries(tmp_path):
             replica.view.store.put(replica.spec.stored_keys.stored(b"k", *stored), b"1")
         replica.view.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
         replica.publish(stream_time_ms=7_000)
-        for start_ms, end_ms in ((-9_000, 9_000), (-100, 4_321), (5_000, 5_001), (6_000, 2_000)):
+        for start_ms, end_ms in ((-9_000, 9_000), (-100, 4_321), (5_000, 5_001), (6_000, 6_000)):
             document = await listed(admission, items, f"from={start_ms}&to={end_ms}")
             found = {(entry["start_ms"], entry["end_ms"]) for entry in document[items]}
             assert found == {
