@@ -573,7 +573,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "miss-of-a-forgotten-version",
         "a value before the history that is kept has expired, and was not missing",
         "forebay_worker.reads.misses:why_unproven",
-        "if forgotten:",
+        "if plain is not None and forgotten:",
         "if False:",
         ("end_to_end/test_queries.py::test_value_before_the_kept_history_is_expired",),
     ),

@@ -144,7 +144,8 @@ def change_of(event: Event) -> Change:
         case "value":
             return answer_of(document)
         case "absent":
-            detail = f"The store {document['store']!r} has no key {document['key']!r}."
+            key = json.dumps(document["key"], ensure_ascii=False)
+            detail = f"The store {document['store']!r} has no key {key}."
             return problem_of({"type": f"urn:forebay:problem:{UnknownKey.name}", "detail": detail, **document})
         case "lag":
             return provenance_of(document)
