@@ -261,9 +261,14 @@ def test_what_is_wrong_with_a_request_is_a_status(tier, path, status, problem, n
     assert names in answer.json()["detail"]
 
 
-def test_an_id_of_no_event_is_refused(tier):
-    answer = httpx.get(f"http://{tier('k')}/v1/stores/counts/keys/k/changes", headers={"last-event-id": "7"})
-    assert (answer.status_code, answer.json()["parameter"]) == (400, "Last-Event-ID")
+@pytest.mark.parametrize("seen", ["7", "of another service", "A" * 5_000, "%C3%BC"])
+def test_an_id_of_no_event_begins_anew(served, tier, seen):
+    """An EventSource would give up on an error, and send the same id again."""
+    cluster, _ = served
+    cluster.put("counts", {b"k": b"12"})
+    with follow(tier("k"), "k", seen=seen) as stream:
+        stream.wait_for(lambda f: f.events, "the value")
+    assert stream.events[0].name == "value"
 
 
 def test_unmet_tolerance_ends_a_workers_stream(served):
