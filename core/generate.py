@@ -44,7 +44,8 @@ _TEXTS = {
 """: """\
     ``partition_aware`` sends each read to a worker that holds its key, in a router's order. ``urls`` are then of
     some workers, and the client learns of the others. It reaches them directly, whatever proxy there is, with the
-    scheme of the first URL.
+    scheme of the first URL. With ``decimals``, numbers of values that have a fraction or an exponent are
+    ``decimal.Decimal``, exactly as answers have them, and floats otherwise.
 
     ``timeout_ms`` applies to calls that give none; ``token`` is sent to every server. ``verify`` is that of
     ``httpx``: an ``ssl.SSLContext`` with the authorities and client certificates for ``https`` URLs (a

@@ -271,15 +271,16 @@ class AsyncClient(AsyncReader):
         verify: ssl.SSLContext | bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
         partition_aware: bool = False,
+        decimals: bool = False,
     ) -> None:
         servers = server_urls(urls)
         proxies = {} if transport is not None or partition_aware else proxies_of(servers)
-        exchange = exchange_of(urls, timeout_ms, proxies, AT_ONCE if partition_aware else None)
+        exchange = exchange_of(urls, timeout_ms, proxies, AT_ONCE if partition_aware else None, decimals)
         reads = ClientReads(exchange)
         self._descriptions = Descriptions(exchange)
         connections = AsyncConnections(token, verify, transport, proxies, socket_paths(servers))
         super().__init__(AsyncDriver(connections), reads)
-        self._arguments = ClientArguments(urls, timeout_ms, token, verify, transport, partition_aware)
+        self._arguments = ClientArguments(urls, timeout_ms, token, verify, transport, partition_aware, decimals)
 
     def __reduce__(self) -> tuple[partial[AsyncClient], tuple[()]]:
         """A client is pickled as its arguments, the token among them, and connects where it is unpickled."""

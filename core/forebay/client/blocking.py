@@ -255,7 +255,8 @@ class Client(Reader):
 
     ``partition_aware`` sends each read to a worker that holds its key, in a router's order. ``urls`` are then of
     some workers, and the client learns of the others. It reaches them directly, whatever proxy there is, with the
-    scheme of the first URL.
+    scheme of the first URL. With ``decimals``, numbers of values that have a fraction or an exponent are
+    ``decimal.Decimal``, exactly as answers have them, and floats otherwise.
 
     ``timeout_ms`` applies to calls that give none; ``token`` is sent to every server. ``verify`` is that of
     ``httpx``: an ``ssl.SSLContext`` with the authorities and client certificates for ``https`` URLs (a
@@ -274,15 +275,16 @@ class Client(Reader):
         verify: ssl.SSLContext | bool = True,
         transport: httpx.BaseTransport | None = None,
         partition_aware: bool = False,
+        decimals: bool = False,
     ) -> None:
         servers = server_urls(urls)
         proxies = {} if transport is not None or partition_aware else proxies_of(servers)
-        exchange = exchange_of(urls, timeout_ms, proxies, AT_ONCE if partition_aware else None)
+        exchange = exchange_of(urls, timeout_ms, proxies, AT_ONCE if partition_aware else None, decimals)
         reads = ClientReads(exchange)
         self._descriptions = Descriptions(exchange)
         connections = Connections(token, verify, transport, proxies, socket_paths(servers))
         super().__init__(Driver(connections), reads)
-        self._arguments = ClientArguments(urls, timeout_ms, token, verify, transport, partition_aware)
+        self._arguments = ClientArguments(urls, timeout_ms, token, verify, transport, partition_aware, decimals)
 
     def __reduce__(self) -> tuple[partial[Client], tuple[()]]:
         """A client is pickled as its arguments, the token among them, and connects where it is unpickled."""

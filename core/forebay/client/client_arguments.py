@@ -23,6 +23,7 @@ class ClientArguments:
     verify: ssl.SSLContext | bool
     transport: Any
     partition_aware: bool
+    decimals: bool
 
     def maker(self, kind: Callable[..., T]) -> partial[T]:
         """What makes such a client in any process; raises ``ClientUnusable`` if they are of this process only."""

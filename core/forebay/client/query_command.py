@@ -16,7 +16,7 @@ from rich.text import Text
 
 from forebay.client import Answer, Client, ReplicaInfo
 from forebay.client.command_target import Server, server_options
-from forebay.client.exact_json import ExactJson
+from forebay.client.exact_json import ExactJson, exact_text
 from forebay.client.key_arguments import KeyCommand
 from forebay.client.printed_pages import print_pages
 from forebay.client.problems import problem_of_response
@@ -178,7 +178,7 @@ def _follow(server: Server, store: str, key: str, options: dict[str, Any]) -> No
         try:
             for change in client.changes(store, _key_value(server, store, key), **options):
                 document = change.document() if isinstance(change, Problem) else _answer_document(change)
-                print_line(json.dumps(document, ensure_ascii=False))
+                print_line(exact_text(document))
         except Problem as problem:
             print_line(json.dumps(problem.document(), ensure_ascii=False))
             sys.exit(1)
@@ -186,7 +186,7 @@ def _follow(server: Server, store: str, key: str, options: dict[str, Any]) -> No
 
 def _client(server: Server) -> Client:
     try:
-        return Client(server.url, token=server.token)
+        return Client(server.url, token=server.token, decimals=True)
     except ValueError as error:
         raise ForebayError(f"{error} Name a router or worker with --url.") from None
 
