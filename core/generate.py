@@ -39,17 +39,20 @@ _TEXTS = {
     ),
     """\
     Its arguments are those of ``Client``. Each event loop has connections of its own, which end with the loop, so
-    that several may share a client, in several threads too; with a ``transport``, only one loop may. Raises
-    ``ValueError`` for an invalid HTTP URL, proxy or token.
+    that several may share a client, in several threads too; with a ``transport``, only one loop may. It is
+    pickled as a ``Client`` is. Raises ``ValueError`` for an invalid HTTP URL, proxy or token.
 """: """\
     ``partition_aware`` sends each read to a worker that holds its key, in a router's order. ``urls`` are then of
     some workers, and the client learns of the others. It reaches them directly, whatever proxy there is, with the
-    scheme of the first URL.
+    scheme of the first URL. With ``decimals``, numbers of values that have a fraction or an exponent are
+    ``decimal.Decimal``, exactly as answers have them, and floats otherwise.
 
     ``timeout_ms`` applies to calls that give none; ``token`` is sent to every server. ``verify`` is that of
     ``httpx``: an ``ssl.SSLContext`` with the authorities and client certificates for ``https`` URLs (a
     ``transport`` has its own). Threads may share a client. So may forked processes, unless it has a ``transport``:
-    each process has connections of its own. Raises ``ValueError`` for an invalid HTTP URL, proxy or token.
+    each process has connections of its own. A client is pickled as its arguments, and connects where it is
+    unpickled; with a ``transport`` or an ``ssl.SSLContext``, that raises ``ClientUnusable``. Raises ``ValueError``
+    for an invalid HTTP URL, proxy or token.
 """,
 }
 """What docstrings say otherwise of the blocking client."""

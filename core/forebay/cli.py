@@ -21,6 +21,7 @@ from forebay.errors import ExtraMissing, ForebayError
 from forebay.extras import extra_missing
 from forebay.file_access import naming_denials
 from forebay.settings import Setting, Tier, load_settings, load_some, settings_for
+from forebay.standard_streams import prepare_streams, print_line
 
 COMMANDS_ENTRY_POINTS = "forebay.commands"
 FILE = click.Path(path_type=Path, readable=False)
@@ -95,19 +96,17 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     # A command's own line has the reason. Processes that run for long send these lines to their logs.
     logging.getLogger("forebay.kafka").addHandler(logging.NullHandler())
-    if sys.stdout is None:
-        # Closed by the caller, who wants no output.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    prepare_streams()
     try:
         with naming_denials():
             commands()
     except ForebayError as error:
-        click.echo(f"forebay: {error}", err=True)
+        print_line(f"forebay: {error}", to_stderr=True)
         sys.exit(error.exit_status)
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
-        click.echo(f"forebay: The output cannot be written: {error.strerror}. Write it elsewhere.", err=True)
+        print_line(f"forebay: The output cannot be written: {error.strerror}. Write it elsewhere.", to_stderr=True)
         # What could not be written is tried again at exit, which would have its own status then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -154,6 +153,8 @@ def _with_flags(command: Callable[..., None], table: tuple[Setting, ...]) -> Cal
     command = click.option("--config", type=FILE, help="TOML file of settings.", metavar="FILE")(command)
     for setting in reversed(table):
         shown = f" [default: {setting.default_text}]" if setting.default_text else ""
+        # Why: click writes UTF-8 to a terminal of ASCII.
+        meaning = setting.help.replace("…", "...")
         # With a flag_value, even None, the value may be left out, and -1 would be an option of its own.
         alone: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if setting.kind == "boolean" else {}
         command = click.option(
@@ -161,6 +162,6 @@ def _with_flags(command: Callable[..., None], table: tuple[Setting, ...]) -> Cal
             setting.name,
             metavar="|".join(setting.choices) or setting.kind.upper(),
             **alone,
-            help=f"{setting.help} [env: {setting.environment}]{shown}{' [required]' * setting.required}",
+            help=f"{meaning} [env: {setting.environment}]{shown}{' [required]' * setting.required}",
         )(command)
     return command

@@ -156,7 +156,7 @@ class AnswerMismatch(ForebayError):
 
 
 class ClientUnusable(ForebayError):
-    """A client was closed, or its own transport belongs to another process or event loop; make a client there."""
+    """A client was closed, or has a transport or SSL context of one process or event loop; make a client there."""
 
 
 class SinkError(ForebayError):

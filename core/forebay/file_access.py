@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,24 @@ def cause(error: Exception, path: str | Path) -> str:
     """Why a path cannot be used, without the path and the full stop; of a denial also the remedy."""
     denied = denial(path) if isinstance(error, PermissionError) else None
     return denied or (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor to read a file with; raises ``OSError``, or ``ValueError`` if it is not a regular file.
+
+    Why: to open or read a pipe would wait for somebody who writes it.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise ValueError("it is not a regular file")
+
+
+def read_regular(path: Path) -> bytes:
+    """The contents of such a file; raises as it does."""
+    with open(open_regular(path), "rb") as file:
+        return file.read()
 
 
 def denial(path: str | Path) -> str | None:

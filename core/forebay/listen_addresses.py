@@ -60,3 +60,9 @@ def unix_addresses(listen: Iterable[ListenAddress]) -> list[UnixAddress]:
 def exposed_addresses(listen: Iterable[ListenAddress]) -> list[HostInfo]:
     """Those that other machines may reach. Of a Unix socket the mode of its file decides who connects."""
     return [address for address in tcp_addresses(listen) if not is_loopback(address.host)]
+
+
+def is_beside_ipv4(address: HostInfo, listen: Iterable[ListenAddress]) -> bool:
+    """Whether an address of IPv6 has its port in common with one of IPv4, which a wildcard would take as well."""
+    of_ipv4 = (other for other in tcp_addresses(listen) if other.is_ipv4)
+    return not address.is_ipv4 and any(other.port == address.port for other in of_ipv4)

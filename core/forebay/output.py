@@ -11,6 +11,7 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
+from forebay.standard_streams import print_line
 from forebay.terminal import terminal
 
 
@@ -27,24 +28,19 @@ class Output:
     def show_text(self, text: str, *shown: RenderableType) -> None:
         """The same for a document that is JSON text already, which is printed as it is."""
         if self.as_json:
-            click.echo(printable(text))
+            print_line(text)
             return
         for renderable in shown:
             terminal().print(renderable, soft_wrap=isinstance(renderable, str | Text))
 
     def show_line(self, text: str, shown: str) -> None:
         """Print one of many results: its JSON text, which has no line ends, or its line for people."""
-        click.echo(printable(text if self.as_json else shown))
+        print_line(text if self.as_json else shown)
 
 
 def quantity(count: int, noun: str) -> str:
     """A number of things, whose noun takes an s."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def printable(text: str) -> str:
-    """A text with lone surrogates escaped, since no terminal accepts them as they are."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def json_output(function: Callable[..., None]) -> Callable[..., None]:

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from forebay.clock import boot_ms
 from forebay.errors import SettingError
-from forebay.file_access import cause
+from forebay.file_access import cause, open_regular
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +86,11 @@ class ReloadedFile(Generic[T]):
         path = self._path
         try:
             for path in self._paths:
-                with open(_open_regular(path), encoding="utf-8-sig") as file:
-                    modes[path] = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                with open(open_regular(path), encoding="utf-8-sig") as file:
+                    found = os.fstat(file.fileno())
+                    if found.st_size > _MOST_BYTES:
+                        raise ValueError(f"it is larger than {_MOST_BYTES} bytes")
+                    modes[path] = stat.S_IMODE(found.st_mode)
                     texts.append(file.read())
             path = self._path
             contents = self._parse(*texts)
@@ -101,17 +104,6 @@ class ReloadedFile(Generic[T]):
                     modes[path],
                 )
         return contents
-
-
-def _open_regular(path: Path) -> int:
-    """A descriptor to read a file with; raises ``ValueError`` if it is not a regular file, or too large."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and found.st_size <= _MOST_BYTES:
-        return descriptor
-    os.close(descriptor)
-    what = f"larger than {_MOST_BYTES} bytes" if stat.S_ISREG(found.st_mode) else "not a regular file"
-    raise ValueError(f"it is {what}")
 
 
 def _version(path: Path) -> Version:

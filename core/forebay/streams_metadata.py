@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from forebay.errors import NotReady, UnknownPartitioner, UnknownStore
 from forebay.lag import Lag
 from forebay.partitioning import StreamPartitioner
+from forebay.ports import parse_port
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 
-_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%a-z]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%a-z]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]+)")
 
 
 def is_address(host: str) -> bool:
@@ -42,7 +43,12 @@ class HostInfo(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return f"{self.host}:{self.port}" if self.is_ipv4 else f"[{self.host}]:{self.port}"
+
+    @property
+    def is_ipv4(self) -> bool:
+        """Whether it is no address of IPv6: names are listened on by their addresses of IPv4."""
+        return ":" not in self.host
 
     @property
     def is_unspecified(self) -> bool:
@@ -56,14 +62,18 @@ class HostInfo(NamedTuple):
     def parse(cls, text: str) -> HostInfo:
         """Read ``host:port`` (IPv6 in brackets); raises ``ValueError`` naming the text."""
         match = _ADDRESS.fullmatch(text)
-        if match is None or not 0 < int(match["port"]) < 65536:
+        if match is None:
             raise ValueError(f"{text!r} is not an address of the form HOST:PORT")
+        try:
+            port = parse_port(match["port"])
+        except ValueError as error:
+            raise ValueError(f"{text!r} is not an address of the form HOST:PORT: {error}") from None
         if not match["v6"]:
             try:
                 match["host"].encode("idna")
             except UnicodeError as error:
                 raise ValueError(f"{text!r} has a host that is no name: {error}") from None
-        return cls(match["v6"] or match["host"], int(match["port"]))
+        return cls(match["v6"] or match["host"], port)
 
 
 class Generation(NamedTuple):

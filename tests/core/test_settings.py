@@ -337,3 +337,14 @@ def test_a_home_directory_is_found_in_variables_too(monkeypatch):
     monkeypatch.setenv("HOME", "/home/ann")
     environment = {"FOREBAY_SEEDS": "127.0.0.1:1", "FOREBAY_AUTH_TOKENS_FILE": "~/tokens"}
     assert load_settings("router", {}, environment)["auth_tokens_file"] == Path("/home/ann/tokens")
+
+
+@pytest.mark.parametrize("name", commands.list_commands(click.Context(commands)))
+def test_help_fits_a_terminal_of_ascii(name: str) -> None:
+    parent = click.Context(commands)
+    command = commands.get_command(parent, name)
+    assert command is not None
+    context = click.Context(command, parent, name)
+    inner = command.commands.values() if isinstance(command, click.Group) else ()
+    for one in (command, *inner):
+        assert one.get_help(context).isascii()

@@ -100,6 +100,23 @@ def test_routers_find_the_workers_by_the_headless_service():
     assert service["publishNotReadyAddresses"] is True
 
 
+@pytest.mark.parametrize("release", ["r" * 53, "r" * 44 + "-" + "r" * 8, "r" * 45])
+def test_a_release_with_a_long_name_gets_pods(release):
+    """Helm allows 53 characters. Of a StatefulSet's pods a label is its name, a dash and a hash of up to ten."""
+    objects = rendered(release=release)
+    [name] = [name for kind, name in objects if kind == "StatefulSet"]
+    assert len(name) <= 52
+    assert re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", name.removesuffix("-worker"))
+    headless = objects["StatefulSet", name]["spec"]["serviceName"]
+    assert ("Service", headless) in objects
+    pods = pods_of(objects)
+    [seed] = settings_of_pod(f"{release}-router", pods)["seeds"]
+    assert seed.host.split(".")[0] == headless
+    assert settings_of_pod(name, pods)["advertise"].host == f"{name}-0.{seed.host}"
+    assert max(len(label) for pod in pods.values() for label in pod["metadata"]["labels"].values()) <= 63
+    assert max(len(name) for kind, name in objects if kind == "Service") <= 63
+
+
 def test_a_pods_files_are_where_its_settings_name_them():
     settings = settings_of_pod("forebay-worker")
     [container] = PODS["forebay-worker"]["spec"]["containers"]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support.cluster import Cluster, free_port, wait_until
@@ -256,10 +257,12 @@ def test_flags_of_status_that_do_not_go_together_are_named(flags):
 def test_a_wildcard_address_is_warned_of(cluster, tmp_path):
     log = Path(cluster.directory / "state-0.log")
     port = free_port()
-    own = ("--advertise", f"127.0.0.1:{port}", "--allow-anonymous")
-    cluster.start_worker(f"0.0.0.0:{port}", *own, ready=False)
+    cluster.start_worker(f"0.0.0.0:{port}", "--allow-anonymous", ready=False)
     cluster.wait_ready(f"0.0.0.0:{port}")
     assert "requests are not authenticated" in log.read_text()
+    status = httpx.get(f"http://127.0.0.1:{port}/v1/status").json()
+    assert not status["host"].startswith("localhost")
+    assert f"advertises the machine's name, {status['host']}: " in log.read_text()
 
 
 @pytest.mark.parametrize(

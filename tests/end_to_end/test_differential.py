@@ -5,7 +5,7 @@ A worker is killed midway. The examples are the same in every run.
 
 import bisect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -263,6 +263,7 @@ def list_entries(service: Service, data: st.DataObject) -> None:
     def ordered(key: Any) -> bytes:
         return spec.key_codec.ordered(spec.key_codec.from_json(key))
 
+    start, end = in_order(start, end, ordered)
     expected = [
         (key, value)
         for key, value in sorted(service.model[store].items(), key=lambda item: ordered(item[0]))
@@ -283,6 +284,7 @@ def list_windows(service: Service, data: st.DataObject) -> None:
         data.draw(LISTING),
         data.draw(st.none() | NAMED),
     )
+    start, end = in_order(start, end)
     expected = [
         (key, at, value)
         for (key, at), value in sorted(service.model["hours"].items(), key=lambda i: (i[0][0].encode(), i[0][1]))
@@ -301,6 +303,7 @@ def list_sessions(service: Service, data: st.DataObject) -> None:
         data.draw(LISTING),
         data.draw(st.none() | NAMED),
     )
+    start, end = in_order(start, end)
     expected = [
         (*key, value)
         for key, value in sorted(
@@ -317,6 +320,7 @@ def list_sessions(service: Service, data: st.DataObject) -> None:
 def list_versions(service: Service, data: st.DataObject) -> None:
     store, key = data.draw(st.sampled_from(VERSIONED)), data.draw(NAMED)
     start, end, listing = data.draw(MOMENTS), data.draw(MOMENTS), data.draw(LISTING)
+    start, end = in_order(start, end)
     history = service.history.get((store, key), {})
     times = service.kept(store, key)
     versions = [(at, history[at]) for at in times]
@@ -324,6 +328,11 @@ def list_versions(service: Service, data: st.DataObject) -> None:
     high = len(times) if end is None else bisect.bisect_left(times, end)
     found = service.client.versions(store, key, start=start, end=end, **listing, **options(service, data, store))
     assert [(item.valid_from_ms, item.value) for item in found] == cut(versions[low:high], listing)
+
+
+def in_order(start: Any, end: Any, order: Callable[[Any], Any] = lambda bound: bound) -> tuple[Any, Any]:
+    """The bounds of a range: the other way round they are refused."""
+    return (start, end) if None in (start, end) or order(start) <= order(end) else (end, start)
 
 
 def cut(expected: Sequence[Any], listing: dict[str, Any]) -> list[Any]:

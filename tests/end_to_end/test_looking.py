@@ -8,8 +8,10 @@ import sys
 import time
 from typing import Any
 
+import pytest
+
 from tests.support.cluster import free_port, running_cluster, wait_until
-from tests.support.commands import forebay
+from tests.support.commands import forebay, forebay_on_terminal_of
 
 
 def test_query_prints_long_numbers_and_surrogates_unchanged(cluster):
@@ -21,6 +23,29 @@ def test_query_prints_long_numbers_and_surrogates_unchanged(cluster):
         assert f'"value": {value},' in forebay("query", "counts", key, "--url", f"http://{router}").stdout
     status = json.loads(forebay("status", "--json", "--url", f"http://{router}").stdout)
     assert {row["store"] for row in status["lags"]} >= {"counts", "hours"}
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_terminal_of_any_encoding_shows_the_same_document(cluster, encoding):
+    """What its encoding has no character for is escaped as in JSON: nothing fails, and nothing is lost."""
+    key, value = "ü€", {"text": 'Zürich "€" \U0001f600 \ud800'}
+    cluster.put("counts", {key.encode(): json.dumps(value).encode()})
+    url = ("--url", f"http://{cluster.start_worker()}")
+    shown = forebay_on_terminal_of(encoding, "query", "counts", key, *url)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    document = json.loads(shown.stdout)
+    assert (document["key"], document["value"]) == (key, value)
+    assert ("ü" in shown.stdout, "€" in shown.stdout) == (encoding != "ascii", encoding == "utf-8")
+    [line] = forebay_on_terminal_of(encoding, "query", "counts", "--all", *url).stdout.splitlines()
+    assert json.loads(line) == {"key": key, "value": value}
+    for flags in ([], ["--json"]):
+        status = forebay_on_terminal_of(encoding, "status", *flags, *url)
+        assert (status.returncode, status.stderr) == (0, "")
+        assert "counts" in status.stdout
+    missing = forebay_on_terminal_of(encoding, "query", "counts", "€", *url)
+    assert json.loads(missing.stdout)["key"] == "€"
+    refused = forebay_on_terminal_of(encoding, "topology", "show", "--topology", "/€.toml")
+    assert ("€.toml" if encoding == "utf-8" else r"\u20ac.toml") in refused.stderr
 
 
 def test_query_prints_all_pages_an_item_a_line(cluster):

@@ -87,6 +87,22 @@ def test_a_miss_is_a_404_with_the_same_members_but_value(served, key):
     assert answer.headers["forebay-role"] == body["role"]
 
 
+@pytest.mark.parametrize(
+    ("path", "detail"),
+    [
+        ("counts/keys/it's%20%22so%22%C3%BC", 'The store \'counts\' has no key "it\'s \\"so\\"ü".'),
+        ("pairs/keys/%5Bnull,true,%22a%22%5D", "The store 'pairs' has no key [null,true,\"a\"]."),
+        ("numbers/keys/-9", "The store 'numbers' has no key -9."),
+        ("numbers/keys/seven", 'The key "seven" is not a decimal integer.'),
+    ],
+)
+def test_texts_show_keys_as_answers_have_them(served, path, detail):
+    _, router = served
+    assert get(router, f"/v1/stores/{path}").json()["detail"] == detail
+    batch = httpx.post(f"http://{router}/v1/stores/numbers/batch-get", json={"keys": [[None, True]]}).json()
+    assert "The key [null, true] is not an integer" in batch["results"][0]["problem"]["detail"]
+
+
 @pytest.mark.parametrize("key", NASTY_KEYS)
 def test_any_key_can_be_read_percent_encoded(served, key):
     _, router = served
@@ -144,6 +160,11 @@ def test_a_cursor_of_another_query_is_refused(served):
         ("/v1/stores/counts/keys/a?max_time_lag_ms=soon", 400, "bad-parameter"),
         ("/v1/stores/counts/keys/a?max_lag=0", 400, "bad-parameter"),
         ("/v1/stores/counts/keys/a?min_position=xyz", 400, "bad-parameter"),
+        ("/v1/stores/hours/keys/jfk/windows?from=2000&to=1999", 400, "bad-parameter"),
+        ("/v1/stores/hours/windows?from=2013-01-02T00:00:00Z&to=2013-01-01T00:00:00Z", 400, "bad-parameter"),
+        ("/v1/stores/counts/entries?from=b&to=a", 400, "bad-parameter"),
+        ("/v1/stores/numbers/entries?from=10&to=9", 400, "bad-parameter"),
+        ("/v1/stores/hours/keys/jfk/windows?from=1795618060", 400, "bad-parameter"),
         ("/v1/stores/hours/keys/jfk", 409, "wrong-store-kind"),
         ("/v1/stores/counts/keys/a/windows", 409, "wrong-store-kind"),
         ("/v1/stores/nope", 404, "unknown-store"),

@@ -166,20 +166,31 @@ def test_bounds_are_held_while_the_stream_runs(served, address, prefix):
     assert all(event["lag"]["age_ms"] <= 1500 for event in stream.named("values") + stream.named("lag"))
 
 
+@pytest.mark.parametrize("seen", ["7", "of another service", "A" * 5_000])
+def test_an_id_of_no_event_begins_anew(served, address, prefix, seen):
+    """An EventSource would give up on an error, and send the same id again."""
+    put(served, prefix, a=1)
+    with StoreFollower(address, prefix=prefix, seen=seen) as stream:
+        stream.wait_for_lag()
+    assert stream.events[0].name == "reset"
+    assert sorted(document(stream.events[0])["partitions"]) == [0, 1, 2]
+    assert list(stream.shown.values()) == [1]
+
+
 @pytest.mark.parametrize(
-    ("path", "seen", "status", "problem"),
+    ("path", "status", "problem"),
     [
-        ("nope/changes", "", 404, "unknown-store"),
-        ("counts/changes?as_of=1", "", 400, "bad-parameter"),
-        ("counts/changes?keys=1", "", 400, "bad-parameter"),
-        ("counts/changes?keys=[1]", "", 400, "bad-key"),
-        ("counts/changes", "7", 400, "bad-parameter"),
-        ("hours/changes?from=x", "", 400, "bad-parameter"),
+        ("nope/changes", 404, "unknown-store"),
+        ("counts/changes?as_of=1", 400, "bad-parameter"),
+        ("counts/changes?keys=1", 400, "bad-parameter"),
+        ("counts/changes?keys=[1]", 400, "bad-key"),
+        ("hours/changes?from=x", 400, "bad-parameter"),
+        ("hours/changes?from=2&to=1", 400, "bad-parameter"),
+        ("counts/changes?from=b&to=a", 400, "bad-parameter"),
     ],
 )
-def test_what_is_wrong_with_a_request_is_a_status(address, path, seen, status, problem):
-    headers = {"last-event-id": seen} if seen else {}
-    answer = httpx.get(f"http://{address}/v1/stores/{path}", headers=headers)
+def test_what_is_wrong_with_a_request_is_a_status(address, path, status, problem):
+    answer = httpx.get(f"http://{address}/v1/stores/{path}")
     assert (answer.status_code, answer.json()["type"]) == (status, PROBLEM + problem)
 
 

@@ -18,11 +18,21 @@ def forebay_without_rights(*arguments: object) -> subprocess.CompletedProcess[st
     return _run(*arguments, prefix=_WITHOUT_RIGHTS)
 
 
-def _run(*arguments: object, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def forebay_on_terminal_of(encoding: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """The same for somebody whose terminal has another encoding, by Python's name."""
+    return _run(*arguments, encoding=encoding)
+
+
+def _run(
+    *arguments: object, prefix: tuple[str, ...] = (), encoding: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    own = {} if encoding is None else {"PYTHONIOENCODING": encoding}
     return subprocess.run(
         [*prefix, sys.executable, "-m", "forebay", *map(str, arguments)],
         capture_output=True,
         text=True,
+        encoding=encoding,
+        env={**os.environ, **own},
         timeout=30,
         check=False,
     )

@@ -14,6 +14,7 @@ from forebay.cli import worker_settings
 from forebay.errors import ChangelogError, ChangelogUnreachable, SettingError, TopicMissing
 from forebay.output import Output, json_output
 from forebay.progress_bar import progress
+from forebay.standard_streams import print_line
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay.topology import Topology
@@ -138,7 +139,7 @@ def _confirm(consequence: str) -> None:
         click.confirm(f"{consequence} Continue?", abort=True, err=True)
     except click.Abort as abort:
         if isinstance(abort.__context__, EOFError):
-            click.echo(err=True)
+            print_line("", to_stderr=True)
             raise SettingError(
                 "Nobody answered on standard input, so nothing was done. Confirm with --yes."
             ) from None

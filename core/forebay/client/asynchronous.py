@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
@@ -12,6 +13,7 @@ import httpx
 from forebay.client.async_connections import AsyncConnections, AsyncTurn
 from forebay.client.async_driver import AsyncDriver
 from forebay.client.async_together import AT_ONCE
+from forebay.client.client_arguments import ClientArguments
 from forebay.client.description_plans import Descriptions
 from forebay.client.exchange import server_urls
 from forebay.client.key_changes import C, Following
@@ -256,8 +258,8 @@ class AsyncClient(AsyncReader):
     """Reads from a router or a worker, or from the first of several that can be reached.
 
     Its arguments are those of ``Client``. Each event loop has connections of its own, which end with the loop, so
-    that several may share a client, in several threads too; with a ``transport``, only one loop may. Raises
-    ``ValueError`` for an invalid HTTP URL, proxy or token.
+    that several may share a client, in several threads too; with a ``transport``, only one loop may. It is
+    pickled as a ``Client`` is. Raises ``ValueError`` for an invalid HTTP URL, proxy or token.
     """
 
     def __init__(
@@ -269,14 +271,20 @@ class AsyncClient(AsyncReader):
         verify: ssl.SSLContext | bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
         partition_aware: bool = False,
+        decimals: bool = False,
     ) -> None:
         servers = server_urls(urls)
         proxies = {} if transport is not None or partition_aware else proxies_of(servers)
-        exchange = exchange_of(urls, timeout_ms, proxies, AT_ONCE if partition_aware else None)
+        exchange = exchange_of(urls, timeout_ms, proxies, AT_ONCE if partition_aware else None, decimals)
         reads = ClientReads(exchange)
         self._descriptions = Descriptions(exchange)
         connections = AsyncConnections(token, verify, transport, proxies, socket_paths(servers))
         super().__init__(AsyncDriver(connections), reads)
+        self._arguments = ClientArguments(urls, timeout_ms, token, verify, transport, partition_aware, decimals)
+
+    def __reduce__(self) -> tuple[partial[AsyncClient], tuple[()]]:
+        """A client is pickled as its arguments, the token among them, and connects where it is unpickled."""
+        return self._arguments.maker(type(self)), ()
 
     def session(self) -> AsyncSession:
         """A session: its reads never go back in time. It ends when the client is closed."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 import httpx
 
+from forebay.client.client_arguments import ClientArguments
 from forebay.client.connections import Connections, Turn
 from forebay.client.description_plans import Descriptions
 from forebay.client.driver import Driver
@@ -253,12 +255,15 @@ class Client(Reader):
 
     ``partition_aware`` sends each read to a worker that holds its key, in a router's order. ``urls`` are then of
     some workers, and the client learns of the others. It reaches them directly, whatever proxy there is, with the
-    scheme of the first URL.
+    scheme of the first URL. With ``decimals``, numbers of values that have a fraction or an exponent are
+    ``decimal.Decimal``, exactly as answers have them, and floats otherwise.
 
     ``timeout_ms`` applies to calls that give none; ``token`` is sent to every server. ``verify`` is that of
     ``httpx``: an ``ssl.SSLContext`` with the authorities and client certificates for ``https`` URLs (a
     ``transport`` has its own). Threads may share a client. So may forked processes, unless it has a ``transport``:
-    each process has connections of its own. Raises ``ValueError`` for an invalid HTTP URL, proxy or token.
+    each process has connections of its own. A client is pickled as its arguments, and connects where it is
+    unpickled; with a ``transport`` or an ``ssl.SSLContext``, that raises ``ClientUnusable``. Raises ``ValueError``
+    for an invalid HTTP URL, proxy or token.
     """
 
     def __init__(
@@ -270,14 +275,20 @@ class Client(Reader):
         verify: ssl.SSLContext | bool = True,
         transport: httpx.BaseTransport | None = None,
         partition_aware: bool = False,
+        decimals: bool = False,
     ) -> None:
         servers = server_urls(urls)
         proxies = {} if transport is not None or partition_aware else proxies_of(servers)
-        exchange = exchange_of(urls, timeout_ms, proxies, AT_ONCE if partition_aware else None)
+        exchange = exchange_of(urls, timeout_ms, proxies, AT_ONCE if partition_aware else None, decimals)
         reads = ClientReads(exchange)
         self._descriptions = Descriptions(exchange)
         connections = Connections(token, verify, transport, proxies, socket_paths(servers))
         super().__init__(Driver(connections), reads)
+        self._arguments = ClientArguments(urls, timeout_ms, token, verify, transport, partition_aware, decimals)
+
+    def __reduce__(self) -> tuple[partial[Client], tuple[()]]:
+        """A client is pickled as its arguments, the token among them, and connects where it is unpickled."""
+        return self._arguments.maker(type(self)), ()
 
     def session(self) -> Session:
         """A session: its reads never go back in time. It ends when the client is closed."""

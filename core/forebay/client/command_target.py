@@ -16,6 +16,7 @@ import httpx
 from forebay.bearer_tokens import token_headers
 from forebay.cli import FILE
 from forebay.client.connection_faults import fault_of, tls_fault
+from forebay.client.exchange import server_urls
 from forebay.client.problems import problem_of_response
 from forebay.client.proxies import Proxy, proxy_of
 from forebay.client.transports import pool
@@ -41,17 +42,15 @@ class Server:
     def _proxy(self) -> Proxy | None:
         try:
             return proxy_of(self.url)
-        except httpx.InvalidURL:
-            return None
         except ValueError as error:
             raise ForebayError(str(error)) from None
 
     @property
     def _http_url(self) -> str:
         try:
-            return http_url(self.url.rstrip("/"))
+            return http_url(*server_urls(self.url))
         except ValueError as error:
-            raise ForebayError(f"{error}. Name a router or worker with --url.") from None
+            raise ForebayError(f"{error} Name a router or worker with --url.") from None
 
     @property
     def _place(self) -> str:
@@ -71,7 +70,7 @@ class Server:
         try:
             url = self._http_url + path
             return _http(self._proxy, socket_path(self.url)).request(method, url, headers=headers, content=body)
-        except (httpx.TransportError, httpx.InvalidURL, UnicodeError) as error:
+        except httpx.TransportError as error:
             nothing = ForebayError(fault_of(error, self.url, self._place))
             if isinstance(error, httpx.NetworkError | httpx.TimeoutException) and tls_fault(error) is None:
                 # It may be about to start.

@@ -7,9 +7,6 @@ import ssl
 
 import httpx
 
-NOT_SENT = (httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError)
-"""Nothing was sent: the URL is no server's."""
-
 _ANOTHER = "Name a router or worker with --url."
 _WRONG_NAME = (62, 64)
 """OpenSSL's codes of certificates for other names and addresses."""
@@ -19,9 +16,6 @@ _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LE
 
 def fault_of(error: Exception, url: str, place: str) -> str:
     """What happened and the remedy, for what ``httpx`` raised; ``place`` is the server's URL and its proxy."""
-    if isinstance(error, NOT_SENT):
-        what = f"{url!r} is not the URL of a server, such as http://127.0.0.1:8080"
-        return f"{what}. Begin the --url with http://, https:// or unix:/."
     tls = tls_fault(error)
     if isinstance(tls, ssl.SSLCertVerificationError):
         return _of_certificate(tls, place)

@@ -22,3 +22,10 @@ class ExactJson:
         shown = self.document if part is None else part
         text = json.dumps(shown, indent=indent, ensure_ascii=False, separators=separators)
         return re.sub(f'"{self._mark}([^"]*)"', r"\1", text)
+
+
+def exact_text(document: Any) -> str:
+    """The JSON text of a document with decimals, which are written as numbers, exactly."""
+    mark = secrets.token_hex(8)
+    text = json.dumps(document, ensure_ascii=False, default=lambda number: f"{mark}{number}")
+    return re.sub(f'"{mark}([^"]*)"', r"\1", text)

@@ -5,7 +5,6 @@ It does no I/O: a plan is a generator that yields steps, and a blocking or an as
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
@@ -14,6 +13,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import httpx
 
+from forebay.client.documents import parse_document
+from forebay.client.http_urls import parse_http_url
 from forebay.client.options import query_string
 from forebay.client.partition_page import is_page, page_document, page_headers
 from forebay.client.problems import problem_of_response
@@ -176,7 +177,10 @@ class Exchange:
         timeout_ms: int,
         clock: Callable[[], float] = time.monotonic,
         proxies: Mapping[str, Proxy] | None = None,
+        decimals: bool = False,
     ) -> None:
+        self.decimals = decimals
+        """Whether values have a ``Decimal`` where they would have a float."""
         self._urls = server_urls(urls)
         self._http_urls = list(map(http_url, self._urls))
         self._proxies = proxies or {}
@@ -207,7 +211,7 @@ class Exchange:
             response, server = yield from self._reach(request, deadline_ms, refused)
             if response is not None:
                 assert isinstance(response, httpx.Response)
-                content = content_of(request, response, self._via(server))
+                content = content_of(request, response, self._via(server), decimals=self.decimals)
                 if isinstance(content, str):
                     yield Discard(response)
                     self.turn_from(server)
@@ -323,12 +327,14 @@ def request_step(request: Request, url: str, left_ms: float, urls_left: int) -> 
     return Send(method, url, request.body, timeout, page_bytes=request.page_bytes)
 
 
-def content_of(request: Request, response: httpx.Response, via: str = "") -> dict[str, Any] | Problem | str:
+def content_of(
+    request: Request, response: httpx.Response, via: str = "", *, decimals: bool
+) -> dict[str, Any] | Problem | str:
     """The document of an answer, the problem that it is, or how it belongs to another request.
 
     Raises ``Problem`` if no router or worker answers so.
     """
-    document = _document(response)
+    document = _document(response, decimals)
     mismatch = None if document is None else _mismatch(request, document)
     if mismatch is not None:
         return mismatch
@@ -364,11 +370,9 @@ def _checked(url: str) -> str:
     if is_unix(url):
         return str(_unix_address(url))
     try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        parsed = httpx.URL()
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ValueError(f"{url!r} is not the URL of a server, such as http://127.0.0.1:8080.")
+        parse_http_url(url, ("http", "https"))
+    except ValueError as error:
+        raise ValueError(f"{url!r} is not the URL of a server, such as http://127.0.0.1:8080: {error}.") from None
     return url.rstrip("/")
 
 
@@ -379,12 +383,12 @@ def _unix_address(url: str) -> UnixAddress:
         raise ValueError(f"{error}.") from None
 
 
-def _document(response: httpx.Response) -> dict[str, Any] | None:
+def _document(response: httpx.Response, decimals: bool) -> dict[str, Any] | None:
     """A response's JSON object or page, None if it is something else."""
     if is_page(response):
         return page_document(response)
     try:
-        document = json.loads(response.content)
+        document = parse_document(response.content, decimals=decimals)
     except ValueError:
         return None
     return document if isinstance(document, dict) else None

@@ -84,9 +84,9 @@ class Following(Generic[C]):
         """The change in an event, or how the event belongs to another stream."""
         try:
             if isinstance(self._request, StoreChangesRequest):
-                found = self._request.change_of(event)
+                found = self._request.change_of(event, decimals=self._reads.decimals)
                 return self._request.mismatch(found) or found
-            change = change_of(event)
+            change = change_of(event, decimals=self._reads.decimals)
             return change_mismatch(self._requested, change) or change
         except MALFORMED:
             return "an event that cannot be read"

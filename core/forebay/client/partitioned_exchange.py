@@ -42,19 +42,22 @@ class PartitionedExchange:
         timeout_ms: int,
         clock: Callable[[], float] = time.monotonic,
         at_once: int = 1,
+        decimals: bool = False,
     ) -> None:
         self.at_once = at_once
+        self.decimals = decimals
+        """As of an ``Exchange``."""
         self._timeout_ms = timeout_ms
         self._clock = clock
         self.workers = KnownWorkers(server_urls(urls), clock)
-        self._seeds = Exchange(urls, timeout_ms, clock)
+        self._seeds = Exchange(urls, timeout_ms, clock, decimals=decimals)
 
     @property
     def _any(self) -> Exchange:
         """Asks the first of some servers that answers."""
         if not self.workers.has_map:
             return self._seeds
-        return Exchange(self.workers.servers(), self._timeout_ms, self._clock)
+        return Exchange(self.workers.servers(), self._timeout_ms, self._clock, decimals=self.decimals)
 
     def deadline(self, timeout_ms: int | None = None, wait_ms: int = 0) -> float:
         """The deadline of a call that begins now, in milliseconds of the clock: waits are beside the default."""
@@ -137,7 +140,7 @@ class PartitionedExchange:
     def _read(
         self, request: Request, target: TargetPartition, deadline_ms: float, refusal_in: RefusalIn
     ) -> WorkerRead:
-        return WorkerRead(request, target, deadline_ms, refusal_in, self.refresh, self._clock)
+        return WorkerRead(request, target, deadline_ms, refusal_in, self.refresh, self._clock, self.decimals)
 
     def _pause(self, read: WorkerRead, deadline_ms: float) -> Plan[None]:
         """Wait until asking again may help; raises ``Problem`` if it does not in time."""
@@ -177,9 +180,9 @@ class PartitionedExchange:
 
 
 def exchange_of(
-    urls: str | Sequence[str], timeout_ms: int, proxies: Mapping[str, Proxy], at_once: int | None
+    urls: str | Sequence[str], timeout_ms: int, proxies: Mapping[str, Proxy], at_once: int | None, decimals: bool
 ) -> Exchange | PartitionedExchange:
     """The exchange of a client, which is partition-aware with ``at_once``."""
     if at_once is None:
-        return Exchange(urls, timeout_ms, proxies=proxies)
-    return PartitionedExchange(urls, timeout_ms, at_once=at_once)
+        return Exchange(urls, timeout_ms, proxies=proxies, decimals=decimals)
+    return PartitionedExchange(urls, timeout_ms, at_once=at_once, decimals=decimals)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-import click
 import httpx
 
 from forebay.client.exact_json import ExactJson
 from forebay.durations import duration
 from forebay.lag import Lag, worst_lag
-from forebay.output import printable
+from forebay.standard_streams import print_line
 
 
 def print_pages(items: str, read: Callable[[dict[str, str]], httpx.Response]) -> None:
@@ -25,18 +24,18 @@ def print_pages(items: str, read: Callable[[dict[str, str]], httpx.Response]) ->
     while True:
         answer = read(cursor)
         if answer.status_code != 200:
-            click.echo(printable(answer.text))
+            print_line(answer.text)
             sys.exit(1)
         page = ExactJson(answer.text)
         for item in page.document[items]:
-            click.echo(printable(page.text(item)))
+            print_line(page.text(item))
         count += len(page.document[items])
         lags.append(Lag(**page.document["lag"]))
         missing.update(page.document.get("missing", ()))
         if not page.document["next"]:
             break
         cursor = {"cursor": page.document["next"]}
-    click.echo(_summary(count, items, worst_lag(lags), missing), err=True)
+    print_line(_summary(count, items, worst_lag(lags), missing), to_stderr=True)
 
 
 def _summary(count: int, items: str, lag: Lag, missing: set[int]) -> str:

@@ -13,6 +13,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
+from forebay.client.http_urls import parse_http_url
 from forebay.listen_addresses import is_unix
 from forebay.streams_metadata import is_loopback
 
@@ -56,12 +57,11 @@ def proxies_of(urls: Iterable[str]) -> dict[str, Proxy]:
 
 
 def _require_usable(proxy: Proxy) -> None:
-    try:
-        parsed = httpx.URL(proxy.url)
-    except httpx.InvalidURL:
-        parsed = httpx.URL()
     remedy = f"Correct {proxy.variable}, or list the servers in NO_PROXY."
-    if parsed.scheme not in _SCHEMES or not parsed.host:
-        raise ValueError(f"{proxy.variable} is not the URL of a proxy, such as http://127.0.0.1:3128. {remedy}")
+    try:
+        parsed = parse_http_url(proxy.url, _SCHEMES)
+    except ValueError as error:
+        form = f"{proxy.variable} is not the URL of a proxy, such as http://127.0.0.1:3128"
+        raise ValueError(f"{form}: {error}. {remedy}") from None
     if parsed.scheme.startswith("socks") and find_spec("socksio") is None:
         raise ValueError(f"{proxy} needs the package socksio: install httpx[socks]. {remedy}")

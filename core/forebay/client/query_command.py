@@ -16,14 +16,15 @@ from rich.text import Text
 
 from forebay.client import Answer, Client, ReplicaInfo
 from forebay.client.command_target import Server, server_options
-from forebay.client.exact_json import ExactJson
+from forebay.client.exact_json import ExactJson, exact_text
 from forebay.client.key_arguments import KeyCommand
 from forebay.client.printed_pages import print_pages
 from forebay.client.problems import problem_of_response
 from forebay.client.read_plans import REWRITTEN
 from forebay.errors import ForebayError, Problem
-from forebay.output import Output, json_output, printable
+from forebay.output import Output, json_output
 from forebay.rest.scans import posted_cursor
+from forebay.standard_streams import print_line
 from forebay.store_kinds import STORE_KINDS
 from forebay.store_spec import StoreSpec
 
@@ -156,7 +157,7 @@ def _with(path: str, parameters: Mapping[str, str]) -> str:
 
 def _coloured(text: str) -> Text:
     """A JSON document as a terminal shows it."""
-    return JSONHighlighter()(printable(ExactJson(text).text(indent=2)))
+    return JSONHighlighter()(ExactJson(text).text(indent=2))
 
 
 def _single(server: Server, batch: httpx.Response) -> tuple[str, bool]:
@@ -177,15 +178,15 @@ def _follow(server: Server, store: str, key: str, options: dict[str, Any]) -> No
         try:
             for change in client.changes(store, _key_value(server, store, key), **options):
                 document = change.document() if isinstance(change, Problem) else _answer_document(change)
-                click.echo(printable(json.dumps(document, ensure_ascii=False)))
+                print_line(exact_text(document))
         except Problem as problem:
-            click.echo(printable(json.dumps(problem.document(), ensure_ascii=False)))
+            print_line(json.dumps(problem.document(), ensure_ascii=False))
             sys.exit(1)
 
 
 def _client(server: Server) -> Client:
     try:
-        return Client(server.url, token=server.token)
+        return Client(server.url, token=server.token, decimals=True)
     except ValueError as error:
         raise ForebayError(f"{error} Name a router or worker with --url.") from None
 

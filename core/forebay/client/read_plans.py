@@ -254,6 +254,11 @@ class ClientReads:
         self._exchange.turn_from(server)
 
     @property
+    def decimals(self) -> bool:
+        """Whether values have a ``Decimal`` where they would have a float."""
+        return self._exchange.decimals
+
+    @property
     def several(self) -> bool:
         """Whether there is another server to turn to."""
         return self._exchange.several

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from forebay.client.documents import parse_document
 from forebay.client.problems import problem_of
 from forebay.errors import Problem, UnknownKey
 from forebay.lag import Lag
@@ -137,14 +138,15 @@ def replica_lag_of(row: Document) -> ReplicaLag:
     return ReplicaLag(store, partition, task, role, host, row.get("end_offset"), lag, row.get("failure"))
 
 
-def change_of(event: Event) -> Change:
+def change_of(event: Event, *, decimals: bool) -> Change:
     """The content of an event."""
-    document = json.loads(event.data)
+    document = parse_document(event.data, decimals=decimals)
     match event.name:
         case "value":
             return answer_of(document)
         case "absent":
-            detail = f"The store {document['store']!r} has no key {document['key']!r}."
+            key = json.dumps(document["key"], ensure_ascii=False)
+            detail = f"The store {document['store']!r} has no key {key}."
             return problem_of({"type": f"urn:forebay:problem:{UnknownKey.name}", "detail": detail, **document})
         case "lag":
             return provenance_of(document)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from forebay.client.documents import parse_document
 from forebay.client.exchange import Plan, Request, not_of_a_read, together
 from forebay.client.options import query_string
 from forebay.client.partitioned_exchange import PartitionedExchange
@@ -107,7 +108,7 @@ class _ScatteredPage:
         if not listed.keeps_bounds(self.tolerance, boot_ms()):
             raise self._out_of_bounds(listed.lag)
         tail = list_tail(listed.sources, listed.cursor(up_to), listed.missing)
-        return _document(list_head(self._scan) + b",".join(items) + tail)
+        return _document(list_head(self._scan) + b",".join(items) + tail, self.exchange.decimals)
 
     def _fetch(self, parts: Sequence[PartitionPages], until_ms: float) -> Plan[None]:
         """Get the page of some partitions; a refused one is left out if that is allowed."""
@@ -183,9 +184,9 @@ def share(limit: int, partitions: int) -> int:
     return min(limit, math.ceil(even + _SPREAD * math.sqrt(even)))
 
 
-def _document(body: bytes) -> dict[str, Any]:
+def _document(body: bytes, decimals: bool) -> dict[str, Any]:
     try:
-        document: dict[str, Any] = json.loads(body)
+        document: dict[str, Any] = parse_document(body, decimals=decimals)
     except ValueError:
         raise not_of_a_read() from None
     return document

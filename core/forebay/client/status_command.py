@@ -18,6 +18,7 @@ from forebay.client.command_target import Server, server_options
 from forebay.errors import ForebayError
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.output import Output, json_output
+from forebay.standard_streams import print_line
 from forebay.terminal import terminal
 
 _MOST_NAMED = 3
@@ -66,10 +67,10 @@ def status(
 def _check(server: Server, found: list[str]) -> None:
     """Name on standard error what is not served as it should be; then exit with 1."""
     for line in found:
-        click.echo(line, err=True)
+        print_line(line, to_stderr=True)
     if found and server.described("/v1/status").get("tier") == "worker":
-        click.echo(
-            f"{server.url} is a worker, which knows only what it holds. A router can judge: --url.", err=True
+        print_line(
+            f"{server.url} is a worker, which knows only what it holds. A router can judge: --url.", to_stderr=True
         )
     if found:
         sys.exit(1)

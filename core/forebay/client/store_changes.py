@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from forebay.client.documents import parse_document
 from forebay.client.options import ReadOptions, check, epoch_ms_of
 from forebay.client.problems import problem_of
 from forebay.client.results import ITEM_TYPES, Entry, SessionWindow, Window, lag_of, provenance_of
@@ -110,9 +111,9 @@ class StoreChangesRequest:
         keys = None if self.keys is None else json.dumps(list(self.keys), ensure_ascii=False)
         return {"keys": keys, "prefix": self.prefix, **ranged}
 
-    def change_of(self, event: Event) -> StoreChange:
+    def change_of(self, event: Event, *, decimals: bool) -> StoreChange:
         """The content of an event; raises ``ValueError`` and the like for another stream's."""
-        document = json.loads(event.data)
+        document = parse_document(event.data, decimals=decimals)
         match event.name:
             case "values" | "absent":
                 member = next(name for name in _ITEM_TYPES if name in document)

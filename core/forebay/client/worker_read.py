@@ -103,8 +103,10 @@ class WorkerRead:
         refusal_in: RefusalIn,
         refresh: Callable[[float], Plan[None]],
         clock: Callable[[], float] = time.monotonic,
+        decimals: bool = False,
     ) -> None:
         self._request = request
+        self._decimals = decimals
         self._target = target
         self._workers = target.workers
         self._replicas = _PartitionReplicas(target, request.parameters)
@@ -207,7 +209,7 @@ class WorkerRead:
             if not is_transient(problem):
                 raise problem
             return self._on_refusal(host, problem)
-        content = content_of(request, reply)
+        content = content_of(request, reply, decimals=self._decimals)
         if isinstance(content, str):
             yield Discard(reply)
             if self._has_mismatched:

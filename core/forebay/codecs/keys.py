@@ -70,6 +70,11 @@ def to_segment(codec: KeyCodec, plain: bytes) -> str:
     return quote(codec.to_text(plain), safe="")
 
 
+def _shown(value: Any) -> str:
+    """A key in a message, as its sender wrote it: in JSON."""
+    return json.dumps(value, ensure_ascii=False, default=repr)
+
+
 class StringKey:
     """UTF-8 text, as Kafka's StringSerializer writes it."""
 
@@ -78,14 +83,12 @@ class StringKey:
 
     def from_json(self, value: Any) -> bytes:
         if not isinstance(value, str):
-            raise BadKey(
-                f"The key {json.dumps(value, default=repr)} is not a string, as the key codec 'string' requires."
-            )
+            raise BadKey(f"The key {_shown(value)} is not a string, as the key codec 'string' requires.")
         try:
             return value.encode()
         except UnicodeEncodeError:
             raise BadKey(
-                f"The key {value!r} contains half of a surrogate pair, which has no UTF-8 form."
+                f"The key {_shown(value)} contains half of a surrogate pair, which has no UTF-8 form."
             ) from None
 
     def to_json(self, plain: bytes) -> bytes:
@@ -122,7 +125,7 @@ class IntegerKey:
 
     def from_json(self, value: Any) -> bytes:
         if not isinstance(value, int) or isinstance(value, bool):
-            raise BadKey(f"The key {value!r} is not an integer, as the key codec '{self.name}' requires.")
+            raise BadKey(f"The key {_shown(value)} is not an integer, as the key codec '{self.name}' requires.")
         if not -self._limit <= value < self._limit:
             raise BadKey(f"The key {value} does not fit {8 * self._size} bits ('{self.name}').")
         return value.to_bytes(self._size, "big", signed=True)
@@ -133,7 +136,7 @@ class IntegerKey:
     def from_text(self, text: bytes) -> bytes:
         digits = text[1:] if text[:1] == b"-" else text
         if not digits.isdigit() or len(digits) > 20:
-            raise BadKey(f"The key {text.decode('utf-8', 'replace')!r} is not a decimal integer.")
+            raise BadKey(f"The key {_shown(text.decode('utf-8', 'replace'))} is not a decimal integer.")
         return self.from_json(int(text))
 
     def to_text(self, plain: bytes) -> bytes:
@@ -179,7 +182,7 @@ class BytesKey:
 
     def from_json(self, value: Any) -> bytes:
         if not isinstance(value, str):
-            raise BadKey(f"The key {value!r} is not a base64url string, as the key codec 'bytes' requires.")
+            raise BadKey(f"The key {_shown(value)} is not a base64url string, as the key codec 'bytes' requires.")
         return self.from_text(value.encode("utf-8", "replace"))
 
     def to_json(self, plain: bytes) -> bytes:
@@ -193,7 +196,7 @@ class BytesKey:
             plain = None
         # Spare bits that belong to no byte would give one key two texts.
         if plain is None or self.to_text(plain) != bare:
-            raise BadKey(f"The key {text.decode('utf-8', 'replace')!r} is not base64url.")
+            raise BadKey(f"The key {_shown(text.decode('utf-8', 'replace'))} is not base64url.")
         return plain
 
     def to_text(self, plain: bytes) -> bytes:
@@ -231,8 +234,8 @@ class JsonKey:
         try:
             value = json.loads(text.decode())
         except (ValueError, RecursionError):
-            shown = text.decode("utf-8", "replace")
-            raise BadKey(f"The key {shown!r} is not JSON, as the key codec 'json' requires.") from None
+            shown = _shown(text.decode("utf-8", "replace"))
+            raise BadKey(f"The key {shown} is not JSON, as the key codec 'json' requires.") from None
         return self.from_json(value)
 
     def to_text(self, plain: bytes) -> bytes:

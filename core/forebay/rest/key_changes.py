@@ -24,21 +24,20 @@ LAST_EVENT_ID_PARAMETER = {
     "in": "header",
     "required": False,
     "schema": {"type": "string"},
-    "description": "Id of the last event received; the stream continues from there.",
+    "description": "Id of the last event received; the stream continues from there. With an unknown one it begins "
+    "anew.",
 }
 
 
 def resumed(parameters: ReadParameters, last_event_id: str | None) -> ReadParameters:
-    """A stream's parameters, with the position from ``Last-Event-ID``; raises ``BadParameter``."""
-    if not last_event_id:
-        return parameters
+    """A stream's parameters, with the position from ``Last-Event-ID`` if it is that of an event.
+
+    Why: an EventSource sends what it last received, from whomever, and gives up on an error.
+    """
     try:
-        decode_position(last_event_id)
+        decode_position(last_event_id or "")
     except BadParameter:
-        raise BadParameter(
-            f"The Last-Event-ID {last_event_id!r} is not the id of an event of this service; leave it out.",
-            parameter="Last-Event-ID",
-        ) from None
+        return parameters
     minimum = None if parameters.min_position is None else encode_position(parameters.min_position)
     token = later_position(minimum, last_event_id)
     assert token is not None

@@ -17,6 +17,8 @@ from forebay.store_spec import StoreSpec
 
 MAX_LIMIT = 100_000
 _EPOCH_MS = re.compile(r"-?[0-9]{1,15}")
+_EPOCH_S = re.compile(r"[1-9][0-9]{9}")
+"""The seconds of the years 2001 to 2286. As milliseconds they are of January to April 1970."""
 DEFAULT_LIMIT = 1_000
 _LONGEST_REMEMBERED = 1_024
 _MOST_PARAMETERS = 64
@@ -208,9 +210,15 @@ def parse_time(name: str, raw: bytes) -> int:
     """Epoch milliseconds of a time given as such or as RFC 3339; raises ``BadParameter`` naming ``name``.
 
     Fractions of a millisecond are rounded up in ``from`` and ``to``: the same whole milliseconds are at or after
-    them. Otherwise they are left out.
+    them. Otherwise they are left out. Seconds are refused, which a query in milliseconds would take for 1970.
     """
     text = raw.decode("utf-8", "replace")
+    if _EPOCH_S.fullmatch(text):
+        raise BadParameter(
+            f"{name}={text} would be in 1970, since times are epoch milliseconds. If these are seconds, give "
+            f"{text}000. If 1970 is meant, write the time as in 1970-01-13T00:00:00Z.",
+            parameter=name,
+        )
     if _EPOCH_MS.fullmatch(text):
         return int(text)
     try:

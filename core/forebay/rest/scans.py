@@ -111,8 +111,7 @@ def make_scan(route: ScanRoute, spec: StoreSpec, segment: bytes | None, paramete
     if not kind.lists_by_time:
         start, end = entry_range(spec, parameters)
     else:
-        first_ms = first_ms if parameters.start is None else parse_time("from", parameters.start)
-        last_ms = last_ms if parameters.end is None else parse_time("to", parameters.end)
+        first_ms, last_ms = time_range(parameters)
         start, end = USER_TAG, END_OF_USER_KEYS
         if plain is not None:
             start, end = kind.key_range(spec.stored_keys, plain, first_ms, last_ms)
@@ -131,6 +130,25 @@ def require_kind(spec: StoreSpec, *kinds: str) -> None:
             f"The store {spec.name!r} is of kind {spec.kind!r}; this path reads {' and '.join(kinds)} stores.",
             store=spec.name,
             kind=spec.kind,
+        )
+
+
+def time_range(parameters: ReadParameters) -> tuple[int, int]:
+    """The epoch milliseconds, half-open, that ``from`` and ``to`` select, where these are times; raises
+    ``BadParameter``."""
+    first_ms = MIN_TIME_MS if parameters.start is None else parse_time("from", parameters.start)
+    last_ms = MAX_TIME_MS if parameters.end is None else parse_time("to", parameters.end)
+    _require_order(parameters, first_ms <= last_ms)
+    return first_ms, last_ms
+
+
+def _require_order(parameters: ReadParameters, in_order: bool) -> None:
+    """Refuse a range that ends before it begins, which would be taken for one in which there is nothing."""
+    if not in_order:
+        start, end = (str(bound, "utf-8", "replace") for bound in (parameters.start or b"", parameters.end or b""))
+        raise BadParameter(
+            f"from={start!r} is after to={end!r}. Exchange them. To list from the end, add reverse=true.",
+            parameter="from",
         )
 
 
@@ -154,11 +172,10 @@ def entry_range(spec: StoreSpec, parameters: ReadParameters) -> tuple[bytes, byt
     or ``BadKey``."""
     codec, keys = spec.key_codec, spec.stored_keys
     start, end = prefix_range(spec, parameters.prefix)
-    if parameters.start is not None:
-        start = max(start, keys.prefix(codec.from_text(parameters.start)))
-    if parameters.end is not None:
-        end = min(end, keys.prefix(codec.from_text(parameters.end)))
-    return start, end
+    first = start if parameters.start is None else keys.prefix(codec.from_text(parameters.start))
+    last = end if parameters.end is None else keys.prefix(codec.from_text(parameters.end))
+    _require_order(parameters, None in (parameters.start, parameters.end) or first <= last)
+    return max(start, first), min(end, last)
 
 
 @dataclass(frozen=True)

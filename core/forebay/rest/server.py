@@ -39,14 +39,17 @@ _ACCEPTED_IN_A_TURN = 8
 _MOST_HANDSHAKE_S = 10.0
 
 
-def bind(listen: HostInfo, *, shared: bool = False) -> socket.socket:
+def bind(listen: HostInfo, *, shared: bool = False, only_ipv6: bool = False) -> socket.socket:
     """The listening socket; raises ``ListenAddressInUse`` naming the address.
 
-    A ``shared`` address may be used by several processes of the same user if all share it.
+    A ``shared`` address may be used by several processes of the same user if all share it. With ``only_ipv6`` the
+    wildcard ``[::]`` leaves the machine's addresses of IPv4 to other sockets.
     """
-    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    family = socket.AF_INET if listen.is_ipv4 else socket.AF_INET6
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if only_ipv6:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     if shared:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
@@ -79,13 +82,34 @@ def allow_open_files() -> None:
 
 
 def advertised(listen: Iterable[ListenAddress], advertise: HostInfo | None) -> HostInfo:
-    """The address that others use: as given, else the first listen address of TCP, with the host's full name if
-    that is a wildcard. Raises ``SettingError`` if there is none."""
+    """The address that others use: as given, else the first listen address of TCP, with this machine's name if
+    that is a wildcard, which is logged. Raises ``SettingError`` if there is none."""
     if advertise is not None:
         return advertise
     for address in tcp_addresses(listen):
-        return HostInfo(socket.getfqdn(), address.port) if address.is_unspecified else address
+        return _named(address) if address.is_unspecified else address
     raise SettingError("listen has no address that routers reach: add one of HOST:PORT, or give --advertise.")
+
+
+def _named(wildcard: HostInfo) -> HostInfo:
+    """The wildcard's port at this machine."""
+    named = HostInfo(_machine_name(), wildcard.port)
+    log.warning(
+        "listening on all addresses (%s), so this process advertises the machine's name, %s: routers and other "
+        "workers must reach it there. Otherwise give --advertise HOST:PORT.",
+        wildcard,
+        named,
+    )
+    return named
+
+
+def _machine_name() -> str:
+    """The full name of this machine, or its short one where the full one is that of loopback.
+
+    Why: ``/etc/hosts`` often lists both at 127.0.0.1, with ``localhost`` or ``localhost.localdomain`` first.
+    """
+    name = socket.getfqdn()
+    return socket.gethostname() if name.partition(".")[0].endswith("localhost") else name
 
 
 class Draining:

@@ -89,7 +89,8 @@ SETTINGS: tuple[Setting, ...] = (
         "listeners",
         "127.0.0.1:8080",
         BOTH,
-        "Where to listen, comma-separated: `HOST:PORT`, or `unix:/PATH` for a Unix socket, which takes no TLS.",
+        "Where to listen, comma-separated: `HOST:PORT`, or `unix:/PATH` for a Unix socket, which takes no TLS. "
+        "`[::]:PORT` alone takes connections of IPv4 as well.",
     ),
     Setting(
         "socket_group",
@@ -115,8 +116,8 @@ SETTINGS: tuple[Setting, ...] = (
         "address",
         None,
         WORKER,
-        "Address under which others reach this worker. By default it is the first listen address of TCP, or the "
-        "host's full name if that is a wildcard.",
+        "Address under which others reach this worker. By default it is the first listen address of TCP. If that "
+        "is a wildcard such as `0.0.0.0`, it is the machine's name, and a warning at the start says which.",
     ),
     Setting(
         "rack",

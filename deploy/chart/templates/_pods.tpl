@@ -11,6 +11,11 @@ app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: forebay
 {{- end }}
 
+{{/* The workers' StatefulSet. Its pods have its name and a hash of ten characters in a label, which has 63 at most. */}}
+{{- define "forebay.workerName" -}}
+{{ .Release.Name | trunc 45 | trimSuffix "-" }}-worker
+{{- end }}
+
 {{- define "forebay.pod" -}}
 {{- $values := index .root.Values .tier -}}
 enableServiceLinks: false

@@ -14,6 +14,7 @@ import click
 from forebay.errors import SettingError
 from forebay.file_access import cause
 from forebay.rest.server import bind
+from forebay.standard_streams import print_line
 from forebay.streams_metadata import HostInfo, is_loopback
 from forebay_worker.dev.cluster import DevCluster
 from forebay_worker.dev.sample import FIRST, STORE
@@ -45,10 +46,10 @@ def dev(listen: str, workers: int, directory: Path | None) -> None:
 def _run(cluster: DevCluster) -> None:
     try:
         cluster.start()
-        click.echo(_introduction(cluster))
+        print_line(_introduction(cluster))
         _write(cluster)
     except KeyboardInterrupt:
-        click.echo("Ending.")
+        print_line("Ending.")
         cluster.stop()
     finally:
         cluster.kill()
@@ -60,7 +61,7 @@ def _write(cluster: DevCluster) -> None:
         time.sleep(_BATCH_INTERVAL_S)
         cluster.stream.order()
         for process in cluster.check():
-            click.echo(f"{process.ended()}", err=True)
+            print_line(f"{process.ended()}", to_stderr=True)
 
 
 def _introduction(cluster: DevCluster) -> str:

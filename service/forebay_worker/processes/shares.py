@@ -7,6 +7,7 @@ from typing import Any
 
 from forebay.errors import SettingError
 from forebay.listen_addresses import tcp_addresses, unix_addresses
+from forebay.ports import MAX_PORT
 from forebay.settings import WorkerSettings, settings_for
 from forebay.streams_metadata import HostInfo
 from forebay_worker.state.process_directories import state_dir_of
@@ -25,7 +26,6 @@ DIVIDED = frozenset(
     }
 )
 """The settings that are the whole worker's."""
-_MOST_PORT = 65_535
 
 
 def shares(settings: WorkerSettings) -> list[WorkerSettings]:
@@ -61,7 +61,7 @@ _LEAST = {setting.name: setting.least for setting in settings_for("worker")}
 
 def _moved(address: HostInfo, number: int) -> HostInfo:
     port = address.port + number
-    if port > _MOST_PORT:
+    if port > MAX_PORT:
         raise SettingError(
             f"The processes listen on successive ports from {address} on, and {port} is none. Give a lower port "
             "with --listen and --advertise, or fewer --processes."

@@ -16,9 +16,9 @@ def miss(admitted: Admitted, spec: StoreSpec, plain: bytes, as_of_ms: int | None
     problem = why_unproven(admitted, spec, plain, as_of_ms)
     if problem is not None:
         return problem
-    key = _key_of(spec, plain)
     then = "" if as_of_ms is None else f" at {as_of_ms} ms since 1970"
-    return UnknownKey(f"The store {spec.name!r} has no key {key!r}{then}.", store=spec.name, key=key)
+    detail = f"The store {spec.name!r} has no key {_shown(spec, plain)}{then}."
+    return UnknownKey(detail, store=spec.name, key=_key_of(spec, plain))
 
 
 def why_unproven(
@@ -53,9 +53,9 @@ def why_unproven(
         forgotten = plain is not None and is_forgotten(admitted, plain, as_of_ms)
     except NotReady as problem:
         return problem
-    if forgotten:
+    if plain is not None and forgotten:
         return HistoryExpired(
-            f"The value of {members['key']!r} at that time has expired: the store {spec.name!r} keeps "
+            f"The value of {_shown(spec, plain)} at that time has expired: the store {spec.name!r} keeps "
             f"{spec.history_retention_ms} ms of history.",
             **members,
         )
@@ -64,3 +64,8 @@ def why_unproven(
 
 def _key_of(spec: StoreSpec, plain: bytes) -> Any:
     return json.loads(spec.key_codec.to_json(plain))
+
+
+def _shown(spec: StoreSpec, plain: bytes) -> str:
+    """A key as an answer has it."""
+    return spec.key_codec.to_json(plain).decode()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from forebay.clock import boot_ms
-from forebay.errors import NoReplica, NotHostedHere
+from forebay.errors import BadParameter, NoReplica, NotHostedHere
 from forebay.lag import Lag
 from forebay.rest.answer_aging import bounds_exceeded
 from forebay.rest.answers import (
@@ -83,10 +83,14 @@ class Scans:
     def _partitions(self, scan: Scan, cursor: Cursor | None, parameters: ReadParameters) -> list[int]:
         """Those to read; what one page had to leave out stays out of all that follow."""
         spec = scan.spec
+        partition: int | None
         if scan.plain is not None:
-            return [self._admission.partition(spec, scan.plain, parameters.partition)]
-        if parameters.partition is not None:
-            return [parameters.partition]
+            partition = self._admission.partition(spec, scan.plain, parameters.partition)
+        else:
+            partition = parameters.partition
+        if partition is not None:
+            _require_of(partition, cursor, scan)
+            return [partition]
         held = []
         left_out = () if cursor is None else cursor.missing
         for partition in sorted({*range(spec.partitions)}.difference(left_out)):
@@ -127,6 +131,21 @@ class Scans:
             raise admission.refusal(admitted, problem)
         yield from _read_page(page, scan, admitted, cursor, parameters.limit, page_bytes)
         page.source = _source(admission, admitted)
+
+
+def _require_of(partition: int, cursor: Cursor | None, scan: Scan) -> None:
+    """Raise ``BadParameter`` for a cursor of another partition: what is before it would be left out here."""
+    if cursor is not None and (partition in cursor.missing or not _has_read(partition, cursor, scan)):
+        raise BadParameter(
+            f"The cursor is of another partition than {partition}. Repeat partition as it was, or begin the list "
+            "again without a cursor.",
+            parameter="cursor",
+        )
+
+
+def _has_read(partition: int, cursor: Cursor, scan: Scan) -> bool:
+    """Whether one key's list was read from this partition so far; a list of all keys goes on in new ones too."""
+    return scan.plain is None or cursor.position is None or partition in cursor.position.offsets
 
 
 def _read_page(

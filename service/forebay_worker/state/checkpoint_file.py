@@ -16,6 +16,7 @@ from pathlib import Path
 
 from forebay.clock import epoch_ms
 from forebay.errors import ForebayError
+from forebay.file_access import read_regular
 from forebay.task_ids import TopicPartition
 from forebay_worker.state.fsync import remove_durably, write_durably
 
@@ -54,9 +55,11 @@ class CheckpointFile:
     def read(self) -> dict[TopicPartition, int]:
         """The known offsets, none if there is no file; raises ``CheckpointFileError`` naming file and line."""
         try:
-            raw = self.path.read_bytes()
+            raw = read_regular(self.path)
         except FileNotFoundError:
             return {}
+        except ValueError as error:
+            raise _malformed(self.path, 1, str(error)) from None
         return _parse(self.path, raw.decode("utf-8", "replace"))
 
     def drop_malformed(self) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 
 from forebay.clock import boot_ms, epoch_ms
+from forebay.file_access import read_regular
 from forebay.state_store import CommittedOffset, StateStore
 from forebay.task_ids import TopicPartition
 from forebay_worker.state.checkpoint_file import CheckpointFile
@@ -105,7 +106,7 @@ class CheckpointedStore:
     def _known_beside(self, position: int) -> CommittedOffset:
         """The offset at a position, with what is known beside it; of a later one only what holds here too."""
         try:
-            found = CommittedOffset.from_document(json.loads(self._beside.read_bytes()))
+            found = CommittedOffset.from_document(json.loads(read_regular(self._beside)))
         except (OSError, ValueError, TypeError):
             return CommittedOffset(position)
         known = CommittedOffset(

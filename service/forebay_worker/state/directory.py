@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import AccessDenied, ConfigurationError, StateDirectoryLocked
-from forebay.file_access import denial
+from forebay.file_access import denial, read_regular
 from forebay.task_ids import TaskId
 from forebay_worker.state import layout
-from forebay_worker.state.fsync import write_durably
+from forebay_worker.state.fsync import replace_file, write_durably
+from forebay_worker.state.inspection import IDENTITY_NAME
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class StateDirectory:
     """``<state_dir>/<application_id>/``, locked for the life of the process that opened it.
 
     Raises ``StateDirectoryLocked`` if another process has it, ``ConfigurationError`` if it cannot be written or
-    contains a symbolic link.
+    contains something other than files and directories, such as a symbolic link.
     """
 
     def __init__(self, state_dir: Path, application_id: str) -> None:
@@ -54,7 +55,7 @@ class StateDirectory:
                 "needs a --state-dir of its own."
             ) from None
         try:
-            _refuse_links(self.path)
+            _refuse_others(self.path)
         except BaseException:
             os.close(self._lock)
             raise
@@ -145,17 +146,14 @@ class StateDirectory:
     def document(self, name: str) -> dict[str, Any]:
         """A JSON object that is kept in a file here; empty if there is none, or it cannot be read as one."""
         try:
-            document = json.loads((self.path / name).read_text())
+            document = json.loads(read_regular(self.path / name))
         except (FileNotFoundError, ValueError, RecursionError):
             return {}
         return document if isinstance(document, dict) else {}
 
     def write_document(self, name: str, document: dict[str, Any]) -> None:
         """Replace it as a whole, though not durably; raises ``OSError``."""
-        path = self.path / name
-        draft = path.with_suffix(".tmp")
-        draft.write_text(json.dumps(document))
-        os.replace(draft, path)
+        replace_file(self.path / name, json.dumps(document))
 
     def _process_id(self) -> str:
         known = self.document(_PROCESS).get("process_id")
@@ -180,19 +178,39 @@ def _unwritable(path: Path, error: OSError) -> ConfigurationError:
     )
 
 
-def _refuse_links(path: Path) -> None:
-    """Refuse a directory that leads elsewhere: what lies there would be moved, overwritten or deleted as if it lay
-    here. Below a store's own directory it is the store's."""
-    for pattern in ("*", "*_*/*", f"*_*/{layout.STORES}/*", f"{layout.SET_ASIDE}/*"):
+def _refuse_others(path: Path) -> None:
+    """Refuse what is neither a file nor a directory: what a link leads to would be moved, overwritten or deleted
+    as if it lay here, and a pipe would be waited for."""
+    for directory in _directories(path):
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    raise _linked(Path(entry.path))
+                if not (entry.is_file() or entry.is_dir()):
+                    raise _neither(Path(entry.path))
+
+
+def _directories(path: Path) -> Iterator[Path]:
+    """Those that a worker, or RocksDB, writes, the outer ones first. What a user's supplier has in its own is its
+    own business."""
+    yield path
+    stores = (f"*_*/{layout.STORES}", f"{layout.SET_ASIDE}")
+    for pattern in ("*_*", *stores, *(f"{place}/*" for place in stores)):
         for found in path.glob(pattern):
-            if found.is_symlink():
-                raise _linked(found)
+            if found.is_dir() and not (found / IDENTITY_NAME).is_file():
+                yield found
 
 
 def _linked(path: Path) -> ConfigurationError:
     return ConfigurationError(
         f"{path} is a symbolic link, which a state directory may not contain: what it names could be moved, "
         "overwritten or deleted. Put there what it names, or remove the link."
+    )
+
+
+def _neither(path: Path) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} is neither a file nor a directory, and whoever opened it could wait for ever. Remove it."
     )
 
 

@@ -15,17 +15,30 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, text: str) -> None:
-    """Replace a file atomically: readers find the old or the new contents, even after a crash; raises ``OSError``.
+def create_file(path: Path) -> int:
+    """A descriptor to write a new file with, in place of what was there, a link too; raises ``OSError``."""
+    path.unlink(missing_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
-    The new text is drafted in ``<path>.tmp``, which two writers must not use at once.
+
+def replace_file(path: Path, text: str, *, durably: bool = False) -> None:
+    """Replace a file atomically: readers find the old or the new contents; raises ``OSError``.
+
+    The new text is drafted in ``<path>.tmp``, which two writers must not use at once. ``durably`` has it on disk
+    before it takes the place of the old one.
     """
     draft = path.with_name(path.name + ".tmp")
-    with draft.open("w", encoding="utf-8", newline="") as file:
+    with open(create_file(draft), "w", encoding="utf-8", newline="") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        if durably:
+            os.fsync(file.fileno())
     os.replace(draft, path)
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Replace a file so that it is found, the old or the new one, even after a crash; raises ``OSError``."""
+    replace_file(path, text, durably=True)
     sync_directory(path.parent)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rocksdict import AccessType, Options, Rdict
 
+from forebay.file_access import read_regular
 from forebay.state_store import CommittedOffset
 from forebay.task_ids import TopicPartition
 from forebay_worker.state.checkpoint_file import CheckpointFile, CheckpointFileError
@@ -59,7 +60,7 @@ def was_only_begun(path: Path) -> bool:
 def read_identity(path: Path) -> StoreIdentity | None:
     """The identity of a user's supplier's store, None without one; raises ``ValueError`` or ``TypeError``."""
     try:
-        return StoreIdentity(**json.loads((path / IDENTITY_NAME).read_text()))
+        return StoreIdentity(**json.loads(read_regular(path / IDENTITY_NAME)))
     except FileNotFoundError:
         return None
 

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from forebay.file_access import read_regular
 from forebay.task_ids import TaskId
 from forebay.topology import Topology
 from forebay_worker.state.directory import StateDirectory
@@ -73,7 +74,7 @@ def record_positions(directory: StateDirectory, topology: Topology, positions: P
 def _read_record(path: Path, fingerprint: str) -> dict[str, tuple[_Fingerprint, int]]:
     """Fingerprint and position by relative path; nothing if another topology wrote it."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_regular(path))
         if document["topology"] != fingerprint:
             return {}
         return {store: (found, int(position)) for store, (found, position) in document["stores"].items()}

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.errors import ConfigurationError, ForebayError
+from forebay.file_access import read_regular
 from forebay.task_ids import TopicPartition
 from forebay.topology import Topology
 from forebay_worker.state import layout
@@ -143,7 +144,7 @@ def in_flight(state_path: Path) -> UnfinishedMove | None:
     """The move that a killed process left unfinished."""
     path = state_path / JOURNAL_NAME
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_regular(path))
         return UnfinishedMove(
             _within(state_path, document["source"]),
             _within(state_path, document["target"]),

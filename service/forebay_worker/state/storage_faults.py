@@ -6,6 +6,8 @@ import errno
 import os
 from pathlib import Path
 
+from forebay_worker.state.fsync import create_file
+
 _WRITABLE = "Make it writable for this user, then restart the worker if it does not continue by itself."
 _LOST = "The disk may be lost: check it, or restart the worker with an empty directory, which it will fill again."
 _REMEDIES = {
@@ -62,7 +64,7 @@ def require_room(directory: Path) -> None:
     """Raise ``OSError`` unless a store in this directory could be opened now, quotas included."""
     path = directory / ".room"
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = create_file(path)
         try:
             os.posix_fallocate(descriptor, 0, ROOM_TO_OPEN_BYTES)
         finally:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
+from forebay.spark_state import SparkState
 from forebay.store_spec import StoreSpec
 from forebay.topology import Topology
 from forebay_worker.state.relocation_plan import plan_relocation
@@ -24,6 +25,8 @@ class Outcome(StrEnum):
     """Its state is kept, but its log was written otherwise: keys are not found, or times are wrong."""
     REBUILT = "rebuilt"
     """Its state is discarded, and built again from its log."""
+    COPIED = "copied"
+    """Its state is kept until the tap, which copies the query's whole state again, has replaced it."""
     NEW = "new"
     """It is built from its log."""
     LEFT = "left"
@@ -86,12 +89,25 @@ def _verdict(before: StoreSpec, after: StoreSpec, moved: str | None) -> tuple[Ou
     misread = [name for name in _OF_THE_LOG if getattr(before, name) != getattr(after, name)]
     if misread and not after.external:
         return Outcome.MISREAD, f"its log was written with another {' and '.join(misread)}: give it a new name"
+    if after.spark_state is not None and before.spark_state != after.spark_state:
+        differing = " and ".join(_changed_state(before, after))
+        return Outcome.COPIED, f"forebay spark follow copies the query's whole state again, by another {differing}"
     return (Outcome.KEPT, None) if moved is None else (Outcome.MOVED, moved)
 
 
 def _changed(before: StoreSpec, after: StoreSpec) -> tuple[str, ...]:
     one, other = before.document(), after.document()
-    return tuple(name for name in {**one, **other} if one.get(name) != other.get(name))
+    changed = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    return (*changed, *_changed_state(before, after))
+
+
+def _changed_state(before: StoreSpec, after: StoreSpec) -> list[str]:
+    """The fields of ``spark_state`` that differ, or itself where only one has it."""
+    one, other = before.spark_state, after.spark_state
+    if one is None or other is None:
+        return [] if one is other else ["spark_state"]
+    differing = [item.name for item in fields(SparkState) if getattr(one, item.name) != getattr(other, item.name)]
+    return [f"spark_state.{'fields' if name == 'columns' else name}" for name in differing]
 
 
 def _of_another_application(old: Topology, new: Topology) -> list[StoreOutcome]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import httpx
@@ -87,6 +88,7 @@ kind = "versioned"
 history_retention_ms = 1000000000
 """
 ODD_KEYS = ["", ".", "..", "/", "a/b", "%2F", "%", "a+b", "a b", "é", "日本", "?", "#", "windows", "'\"\\"]
+EXACT_KEY = {"exact": 1.5}
 NAMES = {f"k{i:04d}": i for i in range(2500)}
 
 
@@ -174,6 +176,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, 
         cluster.put("names", {key.encode(): b'"odd"' for key in ODD_KEYS})
         cluster.put("numbers", {n.to_bytes(4, "big", signed=True): b"%d" % n for n in range(-50, 50)})
         cluster.put("pairs", {b'["a",1]': b'"pair"', b"null": b'"nothing"'})
+        cluster.put("pairs", {b'{"exact":1.5}': b'{"sum":12345678901234567.12,"key":0.10,"n":1}'})
         cluster.put("blobs", {b"\xff\x00": b"1", b"\xff\x01": b"2", b"\x00": b"3"})
         cluster.put(
             "hours", {key + time8(1000 * i): b"%d" % i for key in (b"jfk", b"lga", b"..") for i in range(30)}
@@ -231,6 +234,22 @@ def test_keys_are_json_values_of_the_stores_codec(client):
     assert client.get("pairs", None).value == "nothing"
     assert client.get("blobs", "_wA").value == 1
     raised(errors.BadKey, lambda: client.get("numbers", "seven"))
+
+
+@pytest.mark.parametrize("partition_aware", [False, True])
+def test_decimals_are_exact_on_request(served, connect, partition_aware):
+    """In every form of answer. A key is still what it is requested by."""
+    cluster, router = served
+    exact = {"sum": Decimal("12345678901234567.12"), "key": Decimal("0.10"), "n": 1}
+    address = cluster.active_for(router, "names", "k0001") if partition_aware else router
+    with connect(address, partition_aware=partition_aware, decimals=True) as client:
+        found = [client.get("pairs", EXACT_KEY), *client.get_many("pairs", [EXACT_KEY])]
+        found += [entry for entry in client.entries("pairs") if entry.key == EXACT_KEY]
+        found += [next(client.changes("pairs", EXACT_KEY))]
+        assert [(one.key, one.value) for one in found] == [(EXACT_KEY, exact)] * 4
+        assert all(type(one.key["exact"]) is float and str(one.value["key"]) == "0.10" for one in found)
+    with connect(router) as client:
+        assert client.get("pairs", EXACT_KEY).value["sum"] == float(exact["sum"])
 
 
 def test_a_worker_answers_as_a_router_does(served, connect):
@@ -815,10 +834,14 @@ def test_the_next_server_gets_the_time_that_is_left():
         plan.send(httpx.ReadTimeout("no answer"))
 
 
-@pytest.mark.parametrize("urls", ["127.0.0.1:8080", "ftp://one", "http://", []])
-def test_what_is_no_url_is_refused(urls):
-    with pytest.raises((ValueError, httpx.InvalidURL)):
-        Client(urls)
+@pytest.mark.parametrize(
+    "urls", ["127.0.0.1:8080", "ftp://one", "http://", "http://one:65536", "http://one:0", []]
+)
+@pytest.mark.parametrize("partition_aware", [False, True])
+def test_what_is_no_url_is_refused(urls, partition_aware):
+    for kind in (Client, AsyncClient):
+        with pytest.raises(ValueError, match="URL"):
+            kind(urls, partition_aware=partition_aware)
 
 
 # Stores, metadata, lags

@@ -78,5 +78,17 @@ def test_http_url_of_a_server_with_tls(encrypted):
 def test_nothing_is_said_to_answer_where_nothing_was_tried():
     message, exit_status = complaint("127.0.0.1:18080")
     assert message.startswith("'127.0.0.1:18080' is not the URL of a server")
-    assert "Begin the --url with http://" in message
+    assert "begins with http:// or https://" in message
+    assert exit_status == 2
+
+
+def test_a_port_beyond_the_last_is_not_another_one(encrypted):
+    """Resolvers take it modulo 65,536, and another server would answer."""
+    url = f"https://localhost:{encrypted + 65_536}"
+    message, exit_status = complaint(url)
+    assert message.startswith(f"{url!r} is not the URL of a server")
+    assert message.endswith(
+        f"'{encrypted + 65_536}' is not a port: ports are numbers from 1 to 65535. "
+        "Name a router or worker with --url."
+    )
     assert exit_status == 2

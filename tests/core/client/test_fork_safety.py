@@ -4,7 +4,11 @@ import asyncio
 import gc
 import json
 import os
+import pickle
 import signal
+import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pyspark import cloudpickle
 
 from forebay.client import Answer, AsyncClient, Client
 from forebay.errors import ClientUnusable
@@ -65,6 +70,51 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, 
     with running_cluster(tmp_path_factory.mktemp("processes")) as cluster:
         cluster.put("counts", {name.encode(): b'"%b"' % name.encode() for name in NAMES})
         yield cluster, cluster.start_worker()
+
+
+# Pickled
+
+
+def read_in_spark(read: Callable[[Any], Any]) -> list[Any]:
+    """What a function finds that Spark sends to a Python process that it did not fork from this one."""
+    pickled = cloudpickle.dumps(read)
+    code = "import json, pickle, sys; print(json.dumps(pickle.load(sys.stdin.buffer)(['a', 'b'])))"
+    done = subprocess.run([sys.executable, "-c", code], input=pickled, capture_output=True, timeout=60, check=True)
+    found: list[Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("partition_aware", [False, True])
+def test_a_pickled_client_connects_in_the_other_process(worker, partition_aware):
+    url = f"http://{worker[1]}"
+    with Client([url], partition_aware=partition_aware, timeout_ms=30_000) as client:
+        assert client.get("counts", "k1").value == "k1"
+        assert read_in_spark(lambda keys: [client.get("counts", "k1").value, *keys]) == ["k1", "a", "b"]
+    several = AsyncClient((url, url), partition_aware=partition_aware)
+
+    async def read() -> list[Any]:
+        async with several:
+            return [(await several.get("counts", "k2")).value]
+
+    assert read_in_spark(lambda _: asyncio.run(read())) == ["k2"]
+
+
+def test_a_pickled_client_keeps_its_arguments(server):
+    with Client(server.url, token="secret", timeout_ms=77) as client:
+        again = pickle.loads(pickle.dumps(client))
+    with again:
+        assert again._arguments == client._arguments
+        assert again.get("s", "a").value == "a"
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{"verify": ssl.create_default_context()}, {"transport": httpx.MockTransport(lambda _: httpx.Response(200))}],
+)
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_what_cannot_leave_the_process_says_so(server, kind, own):
+    with pytest.raises(ClientUnusable, match="Make it in the process that reads"):
+        pickle.dumps(kind(server.url, **own))
 
 
 # Forked

@@ -61,7 +61,7 @@ def test_a_proxys_password_is_not_said():
     assert str(Proxy("http://me:secret@p:3128", "HTTP_PROXY")) == "the proxy http://p:3128 of HTTP_PROXY"
 
 
-@pytest.mark.parametrize("proxy", ["ftp://p", "http://", "socks5://p:1080", "http://p:x"])
+@pytest.mark.parametrize("proxy", ["ftp://p", "http://", "socks5://p:1080", "http://p:x", "http://p:65537"])
 def test_what_is_no_usable_proxy_is_refused_with_its_variable(environment, proxy):
     environment.setenv("HTTP_PROXY", proxy)
     for kind in (Client, AsyncClient):

@@ -165,6 +165,18 @@ def test_a_time_is_epoch_milliseconds_or_rfc_3339(text: str, moment_ms: int) -> 
     assert parse_time("from", unquote_to_bytes(text)) == moment_ms
 
 
+@pytest.mark.parametrize("text", ["1000000000", "1795618060", "9999999999"])
+def test_epoch_seconds_are_refused_with_the_milliseconds_that_they_are(text: str) -> None:
+    problem = refused(f"as_of={text}")
+    assert problem.members == {"parameter": "as_of"}
+    assert f"give {text}000" in problem.detail
+    with pytest.raises(BadParameter, match=f"from={text} would be in 1970"):
+        parse_time("from", text.encode())
+    # Who means 1970 can say so.
+    moment = datetime.fromtimestamp(int(text) / 1000, UTC)
+    assert parse(f"as_of={quote(moment.isoformat())}").as_of_ms == int(text)
+
+
 @repeatable
 @given(
     st.datetimes(datetime(1, 1, 3), datetime(9999, 12, 29)),

@@ -6,7 +6,7 @@ import pytest
 from fastapi import FastAPI
 
 from forebay.errors import ListenAddressInUse
-from forebay.rest.server import bind, serve
+from forebay.rest.server import advertised, bind, serve
 from forebay.streams_metadata import HostInfo
 from tests.support.cluster import free_port
 
@@ -147,3 +147,29 @@ def test_simultaneous_clients_are_accepted_together():
     )
     assert done.returncode in (0, -15), done.stderr
     assert 1 < int(done.stdout) <= 40
+
+
+@pytest.mark.parametrize("wildcard", ["0.0.0.0", "::"])
+@pytest.mark.parametrize(
+    ("full", "named"),
+    [
+        ("w1.example.org", "w1.example.org"),
+        ("localhost", "w1"),
+        ("localhost.localdomain", "w1"),
+        ("ip6-localhost", "w1"),
+    ],
+)
+def test_a_wildcard_is_advertised_by_a_name_that_others_may_reach(monkeypatch, caplog, wildcard, full, named):
+    """Only its administrator can rename a machine, hence the patches."""
+    monkeypatch.setattr("socket.getfqdn", lambda: full)
+    monkeypatch.setattr("socket.gethostname", lambda: "w1")
+    listen = [HostInfo(wildcard, 8081)]
+    assert advertised(listen, None) == HostInfo(named, 8081)
+    [line] = caplog.messages
+    assert str(listen[0]) in line
+    assert f"{named}:8081" in line
+    assert "--advertise" in line
+    caplog.clear()
+    assert advertised(listen, HostInfo("w2", 1)) == HostInfo("w2", 1)
+    assert advertised([HostInfo("127.0.0.1", 1)], None) == HostInfo("127.0.0.1", 1)
+    assert not caplog.messages

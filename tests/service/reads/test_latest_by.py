@@ -62,7 +62,7 @@ def test_highest_order_decides_a_keys_value(tmp_path: Path):
     reads = Reads(admission, MEBIBYTE)
     read = reads.key("counts", ReadParameters())
     assert json.loads(read.answer(b"a").body)["value"] == 3
-    with pytest.raises(Refused, match="has no key 'b'"):
+    with pytest.raises(Refused, match='has no key "b"'):
         read.answer(b"b")
     results = batch_of(reads, ["a", "b", "a"], ReadParameters()).results
     assert [status for status, _ in results] == [200, 404, 200]

@@ -30,12 +30,13 @@ from tests.support.held_reads import held
 SIZE_MS = 1_000
 
 
-async def listed(admission: Admission, items: str, query: str) -> dict[str, object]:
-    """A list over all keys."""
-    route: ScanRoute = next(route for route in SCAN_ROUTES if route.items == items and not route.keyed)
+async def listed(admission: Admission, items: str, query: str, key: bytes | None = None) -> dict[str, object]:
+    """A list of a key, or over all keys."""
+    keyed = key is not None
+    route: ScanRoute = next(route for route in SCAN_ROUTES if route.items == items and route.keyed is keyed)
     known = next(read.parameters for read in READ_ROUTES if read.scan == route)
     parameters = parse_parameters(query.encode(), known | {"partition"})
-    answer = await Scans(admission).answer(route, "counts", None, parameters, frames=False)
+    answer = await Scans(admission).answer(route, "counts", key, parameters, frames=False)
     return json.loads(b"".join(answer.parts) if isinstance(answer, LargeAnswer) else answer.body)
 
 
@@ -92,6 +93,26 @@ async def test_list_out_of_bounds_while_reading_is_rejected(tmp_path, monkeypatc
         assert document["lag"]["time_lag_ms"] >= took_ms
 
 
+@pytest.mark.parametrize("key", [None, b"k"])
+async def test_a_cursor_of_another_partition_is_refused(tmp_path, key):
+    """What that partition has before the cursor would be left out without a word."""
+    store = {"kind": "window", "window_size_ms": SIZE_MS, "retention_ms": 10**9, "partitioner": "unknown"}
+    _, first = held(tmp_path / "0", **store)
+    admission, second = held(tmp_path / "1", partition=1, **store)
+    admission._tasks.replicas["counts", 0] = first
+    for partition, replica in enumerate((first, second)):
+        for time_ms in (7_000, 8_000):
+            replica.view.store.put(replica.spec.stored_keys.stored(b"k", time_ms), b"1")
+        replica.view.store.commit({TopicPartition(replica.spec.topic, partition): CommittedOffset(1, 1)})
+    page = await listed(admission, "windows", "partition=0&limit=2", key)
+    following = f"limit=2&cursor={page['next']}"
+    with pytest.raises(BadParameter, match=r"of another partition than 1\. Repeat partition as it was") as refused:
+        await listed(admission, "windows", f"partition=1&{following}", key)
+    assert refused.value.members == {"parameter": "cursor"}
+    [last] = (await listed(admission, "windows", f"partition=0&{following}", key))["windows"]
+    assert last["start_ms"] == 8_000
+
+
 async def test_time_range_selects_overlapping_kept_entries(tmp_path):
     chance = random.Random(7)
     for items, kind in (("windows", "window"), ("sessions", "session")):
@@ -106,7 +127,7 @@ async def test_time_range_selects_overlapping_kept_entries(tmp_path):
             replica.view.store.put(replica.spec.stored_keys.stored(b"k", *stored), b"1")
         replica.view.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
         replica.publish(stream_time_ms=7_000)
-        for start_ms, end_ms in ((-9_000, 9_000), (-100, 4_321), (5_000, 5_001), (6_000, 2_000)):
+        for start_ms, end_ms in ((-9_000, 9_000), (-100, 4_321), (5_000, 5_001), (6_000, 6_000)):
             document = await listed(admission, items, f"from={start_ms}&to={end_ms}")
             found = {(entry["start_ms"], entry["end_ms"]) for entry in document[items]}
             assert found == {

@@ -1,5 +1,6 @@
 """A state directory's record of the processes that used it."""
 
+import os
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from forebay.errors import ConfigurationError
 from forebay.task_ids import TaskId
 from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.fsync import replace_file, write_durably
 
 TASK = TaskId(0, 3)
 
@@ -84,6 +86,8 @@ LINKS = [
     "0_3/.checkpoint",
     "0_3/rocksdb",
     "0_3/rocksdb/s",
+    "0_3/rocksdb/s/rocksdict-config.json",
+    ".set-aside/0_3-s-1/rocksdict-config.json",
 ]
 
 
@@ -100,6 +104,36 @@ def test_a_link_out_of_the_directory_is_named_and_not_followed(tmp_path, link):
     assert [path.name for path in precious.rglob("*")] == ["rocksdb", "s", "file"]
     place.unlink()
     opened(tmp_path).close()
+
+
+@pytest.mark.parametrize("pipe", [*LINKS, ".lock", ".offsets.json"])
+def test_a_pipe_in_the_directory_is_named_and_not_waited_for(tmp_path, pipe):
+    place = tmp_path / "app" / pipe
+    place.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(place)
+    with pytest.raises(ConfigurationError, match=f"{re.escape(str(place))} is neither a file nor a directory"):
+        StateDirectory(tmp_path, "app")
+    place.unlink()
+    opened(tmp_path).close()
+
+
+def test_what_the_store_of_a_users_supplier_has_is_its_own(tmp_path):
+    store = tmp_path / "app/0_3/rocksdb/s"
+    store.mkdir(parents=True)
+    (store / ".forebay-identity.json").write_text("{}")
+    (store / "data").symlink_to(tmp_path)
+    opened(tmp_path).close()
+
+
+@pytest.mark.parametrize("write", [write_durably, replace_file])
+def test_no_draft_is_written_through_a_link_or_into_a_pipe(tmp_path, write):
+    precious = tmp_path / "precious"
+    precious.write_text("content")
+    for prepare in (lambda draft: draft.symlink_to(precious), os.mkfifo):
+        prepare(tmp_path / "process.json.tmp")
+        write(tmp_path / "process.json", "new")
+        assert (tmp_path / "process.json").read_text() == "new"
+    assert precious.read_text() == "content"
 
 
 def test_the_applications_directory_is_no_link_either(tmp_path):

@@ -43,6 +43,11 @@ def outcomes(old: Topology, new: Topology) -> dict[str, Any]:
 WINDOW = 'kind = "window"\nwindow_size_ms = {size}\nretention_ms = 100000\n{more}'
 
 
+TAPPED = """[subtopology.store.spark_state]
+fields = [{{name = "{name}", position = 0}}]
+"""
+
+
 @pytest.mark.parametrize(
     ("before", "after", "outcome", "why"),
     [
@@ -65,6 +70,15 @@ WINDOW = 'kind = "window"\nwindow_size_ms = {size}\nretention_ms = 100000\n{more
             Outcome.REBUILT,
             "timestamp_after_max_ms None instead of 9",
         ),
+        ("", TAPPED.format(name="n"), Outcome.COPIED, "copies the query's whole state again"),
+        (TAPPED.format(name="n"), TAPPED.format(name="m"), Outcome.COPIED, "by another spark_state.fields"),
+        (
+            TAPPED.format(name="n"),
+            TAPPED.format(name="n") + 'on_removal = "keep"',
+            Outcome.COPIED,
+            "by another spark_state.on_removal",
+        ),
+        (TAPPED.format(name="n"), "", Outcome.KEPT, ""),
     ],
 )
 def test_changed_field_has_its_documented_outcome(before, after, outcome, why):

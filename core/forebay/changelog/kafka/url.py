@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 
 from forebay.errors import SettingError
 from forebay.file_access import cause
+from forebay.ports import parse_port
 
 _FORM = "kafka://HOST:PORT,HOST:PORT?name=value&properties=FILE"
 _SUPPORTED_BY_ALL = {"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"}
@@ -90,10 +91,7 @@ class KafkaUrl:
         if fragment:
             raise SettingError(f"{_shown(url)!r}: write '#' as '%23' in a property.")
         for server in servers:
-            host, colon, port = server.rpartition(":")
-            in_brackets = host[:1] == "[" and host[-1:] == "]"
-            if not (colon and host and port.isdigit()) or in_brackets != any(c in host for c in ":[]"):
-                raise SettingError(f"{_shown(url)!r}: {server!r} is not HOST:PORT.")
+            _require_server(url, server)
         properties: dict[str, str] = {}
         for name, value in parse_qsl(query, keep_blank_values=True):
             properties.update(_read_properties(Path(value)) if name == "properties" else {name: value})
@@ -191,6 +189,18 @@ class KafkaUrl:
         return options
 
 
+def _require_server(url: str, server: str) -> None:
+    """Raises ``SettingError`` unless this is the address of a broker."""
+    host, _, port = server.rpartition(":")
+    in_brackets = host[:1] == "[" and host[-1:] == "]"
+    try:
+        parse_port(port)
+    except ValueError as error:
+        raise SettingError(f"{_shown(url)!r}: {server!r} is not HOST:PORT: {error}.") from None
+    if not host or in_brackets != any(c in host for c in ":[]"):
+        raise SettingError(f"{_shown(url)!r}: {server!r} is not HOST:PORT.")
+
+
 def _mechanism(properties: Mapping[str, str]) -> str:
     return properties.get("sasl.mechanism", properties.get("sasl.mechanisms", "GSSAPI")).upper()
 
@@ -206,7 +216,7 @@ def _shown(url: str) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"The file {path} of the Kafka URL cannot be read: {cause(error, path)}.") from None
 

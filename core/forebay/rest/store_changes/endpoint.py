@@ -7,7 +7,6 @@ from contextlib import aclosing
 from fastapi import Request
 from fastapi.responses import Response
 
-from forebay.errors import BadParameter
 from forebay.rest.event_streams import Events, EventStreams
 from forebay.rest.limits import Limits
 from forebay.rest.parameters import ReadParameters, split_query
@@ -54,12 +53,8 @@ def _query(request: Request, source: Source) -> object:
 
 
 def _resumed(last_event_id: str | None, selection: KeySelection) -> dict[int, ChangesCursor]:
-    if not last_event_id:
-        return {}
+    """The cursors in an id; none in one that is of no event, after which every partition is reset."""
     try:
-        return decode_id(last_event_id, selection.digest, selection.partitions)
+        return decode_id(last_event_id or "", selection.digest, selection.partitions)
     except ValueError:
-        raise BadParameter(
-            f"The Last-Event-ID {last_event_id[:100]!r} is not the id of an event of this service; leave it out.",
-            parameter="Last-Event-ID",
-        ) from None
+        return {}

@@ -11,8 +11,8 @@ from forebay.codecs.bulk_json import all_to_json
 from forebay.errors import BadParameter, BadRequest
 from forebay.rest.batches import MOST_KEYS, read_batch_keys
 from forebay.rest.list_routes import SCAN_ROUTES
-from forebay.rest.parameters import ReadParameters, parse_time
-from forebay.rest.scans import Scan, entry_range, item_form, prefix_range
+from forebay.rest.parameters import ReadParameters
+from forebay.rest.scans import Scan, entry_range, item_form, prefix_range, time_range
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS, TIME_SIZE, successor
 
@@ -102,8 +102,7 @@ def make_selection(spec: StoreSpec, parameters: ReadParameters, max_key_bytes: i
     route = _ENTRIES if spec.store_kind.has_single_values else _ROUTES[spec.kind]
     if route.store_kind.lists_by_time:
         start, end = prefix_range(spec, parameters.prefix)
-        first_ms = first_ms if parameters.start is None else parse_time("from", parameters.start)
-        last_ms = last_ms if parameters.end is None else parse_time("to", parameters.end)
+        first_ms, last_ms = time_range(parameters)
     else:
         start, end = entry_range(spec, parameters)
     scan = Scan(route, spec, None, start, max(start, end), first_ms, last_ms, reverse=False)

@@ -28,6 +28,14 @@ def test_a_properties_file_holds_what_should_not_stand_in_a_url(tmp_path: Path):
     assert url.properties == {"sasl.username": "ann", "sasl.password": "a=b c", "client.id": "x"}
 
 
+@pytest.mark.parametrize("first", ["sasl.username=ann", "# of the shop", ""])
+def test_a_properties_file_may_begin_with_a_mark_of_its_encoding(tmp_path: Path, first: str):
+    file = tmp_path / "kafka.properties"
+    file.write_text(f"{first}\r\nclient.id=x\r\n", encoding="utf-8-sig")
+    expected = {"sasl.username": "ann", "client.id": "x"} if "=" in first else {"client.id": "x"}
+    assert KafkaUrl.parse(f"kafka://a:1?properties={file}").properties == expected
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
@@ -68,6 +76,8 @@ def test_secrets_are_shown_neither_in_logs_nor_in_refusals():
         ("kafka://a:1,b", "'b' is not HOST:PORT"),
         ("kafka://:1", "':1' is not HOST:PORT"),
         ("kafka://a:x", "'a:x' is not HOST:PORT"),
+        ("kafka://a:1,b:75628", "'b:75628' is not HOST:PORT: '75628' is not a port: .* from 1 to 65535"),
+        ("kafka://a:0", "'a:0' is not HOST:PORT"),
         ("kafka://a:1?sasl.password=a#b", "'#' as '%23'"),
         ("kafka://a:1?security.protocol=TLS", "'TLS' is not one of PLAINTEXT, SASL_PLAINTEXT, SASL_SSL, SSL"),
         ("kafka://a:1?security.protocol=SASL_SSL&sasl.mechanism=OAUTHBEARER", "not one of GSSAPI, PLAIN, SCRAM"),
