@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from forebay.answer_schemas.members import UnprovenEnds
 from forebay.answer_schemas.replicas import ReplicaRow
 from forebay.answer_schemas.status import Ceiling, MapGeneration, WorkerStatus
 from forebay.changelog import open_changelog
@@ -224,6 +225,7 @@ class Worker:
             restored=view.restored,
             failure=UNSET if replica.stopped_by is None else replica.stopped_by,
             notices=replica.notices or UNSET,
+            unproven=[UnprovenEnds(*one) for one in view.still_unproven] or UNSET,
         )
         restoration = self.tasks.bulk_restore.restoring(replica)
         if restoration is None:
@@ -260,6 +262,7 @@ class Worker:
                 restored_records=None if restoration is None else restoration.records,
                 restore_seconds_left=None if restoration is None else restoration.seconds_left,
                 notices=replica.notices,
+                unproven=replica.served.view.still_unproven,
             )
         ]
 

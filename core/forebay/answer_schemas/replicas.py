@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from forebay.answer_schemas.members import Figure, Host, Natural, Role
+from forebay.answer_schemas.members import Figure, Host, Natural, Role, UnprovenEnds
 
 Failure: TypeAlias = Annotated[
     str | UnsetType, Meta(description="Why records cannot be applied, or the log cannot be read.")
@@ -33,6 +33,7 @@ class ReplicaReport(Struct, frozen=True):
     notices: Notices = UNSET
     restored_records: Natural | UnsetType = UNSET
     restore_seconds_left: RestoreSecondsLeft = UNSET
+    unproven: list[UnprovenEnds] | UnsetType = UNSET
 
 
 class ReplicaRow(ReplicaReport, frozen=True, kw_only=True):

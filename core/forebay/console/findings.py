@@ -10,10 +10,11 @@ from msgspec import Meta, Struct
 
 from forebay.answer_schemas.members import Natural
 from forebay.console.replica_states import Condition
-from forebay.durations import duration
+from forebay.durations import duration, time_text
 
 if TYPE_CHECKING:
     from forebay.console.survey import StoreSurvey, Surveys
+    from forebay.unproven import UnprovenRange
 
 
 Severity: TypeAlias = Literal["error", "warning"]
@@ -125,6 +126,7 @@ def findings_of(surveys: Surveys, *, knows_all_replicas: bool) -> Iterator[Findi
         yield from _failures(survey)
         yield from _notices(survey)
         yield from _source_behind(survey)
+        yield from _unproven(survey)
     for rule in _RULES:
         concerned = [(survey, *rule.concerned(survey)) for survey in surveys.stores.values()]
         concerned = [one for one in concerned if one[1]]
@@ -160,6 +162,25 @@ def _source_behind(survey: StoreSurvey) -> Iterator[Finding]:
             "retire it with forebay changelog retire-writer.",
             survey.store,
         )
+
+
+def _unproven(survey: StoreSurvey) -> Iterator[Finding]:
+    """A tap could not learn what Spark evicted while it was away."""
+    if survey.unproven:
+        spans = " and ".join(map(_span, survey.unproven))
+        yield Finding(
+            "entries-unproven",
+            "warning",
+            f"{survey.store}: what ended {spans} may be missing, since its tap did not see it leave the state.",
+            "Lists of that time say complete: false until retention_ms has passed it. For the tap's next absence, "
+            "raise spark.sql.streaming.minBatchesToRetain of the query as docs/state-tap.md says.",
+            survey.store,
+        )
+
+
+def _span(unproven: UnprovenRange) -> str:
+    until = f"until {time_text(unproven.to_ms)}"
+    return until if unproven.from_ms is None else f"from {time_text(unproven.from_ms)} {until}"
 
 
 def _finding(concerned: list[tuple[StoreSurvey, int, Sequence[int]]], rule: _Rule) -> Finding:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from forebay.lag import UNKNOWN_LAG, Lag
+from forebay.unproven import UnprovenRanges
 
 
 class ReplicaState(NamedTuple):
@@ -18,7 +19,7 @@ class ReplicaState(NamedTuple):
     ``live`` tells whether its worker answers, ``lagging`` whether its record lag is beyond what the group accepts
     of an active. ``failure`` is why its records cannot be applied. While a bulk restore is under way,
     ``restored_records`` counts, and ``restore_seconds_left`` may be known. ``notices`` are what is wrong with its
-    log or with where keys are, by kind.
+    log or with where keys are, by kind. ``unproven`` are the ends of entries that its log may lack.
     """
 
     host: str
@@ -30,6 +31,7 @@ class ReplicaState(NamedTuple):
     restored_records: int | None = None
     restore_seconds_left: int | None = None
     notices: Mapping[str, str] = {}
+    unproven: UnprovenRanges = ()
 
 
 class Condition(StrEnum):

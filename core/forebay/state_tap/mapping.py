@@ -74,6 +74,11 @@ class TableMapping:
         """Whether a copy of the state may delete keys that the log has and the state lacks."""
         return self.deletes or self.table.kind == "session"
 
+    @property
+    def keeps_ended(self) -> bool:
+        """Whether the store keeps entries with an end that have left the state."""
+        return not self.deletes and self.spec.store_kind.time_to_end_ms(self.spec) is not None
+
     def window_start_ms(self, key: Row) -> int:
         """When a window starts, of its key; raises ``StateUnsupported`` if it is as long as no window of the
         store."""

@@ -141,6 +141,7 @@ class Cluster:
                     None if restore is None else restore.records,
                     None if restore is None else restore.seconds_left,
                     worker.notices.get(held, {}),
+                    worker.unproven.get(held, ()),
                 )
             )
         return states

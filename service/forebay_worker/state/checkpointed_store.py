@@ -115,6 +115,7 @@ class CheckpointedStore:
             queries=found.queries,
             filling=found.filling,
             misplaced_keys=found.misplaced_keys,
+            unproven=found.unproven,
             partitions_found=found.partitions_found,
         )
         if found.position != position:

@@ -10,6 +10,7 @@ from forebay.log_epochs import EpochStart, OffsetAndEpoch
 from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.state_store import StateStore
 from forebay.store_spec import StoreSpec
+from forebay.unproven import UnprovenRanges, kept
 from forebay_worker.tasks.doubts import Doubt, log_cut, misplaced, repartitioned
 from forebay_worker.tasks.recent_changes import RecentChanges
 
@@ -31,6 +32,8 @@ class ReplicaView(NamedTuple):
     """Whether an end of the log was ever reached: until then a missing key proves nothing."""
     filling: bool = False
     """Whether its log is being filled with what a writer's source already holds: a missing key proves nothing."""
+    unproven: UnprovenRanges = ()
+    """The ends of entries whose last values its log may lack, expired ones included."""
     diverged: bool = False
     """Its content was not that of the log, or is lost, and the rebuild is not done."""
     was_checked: bool = False
@@ -62,6 +65,7 @@ class ReplicaView(NamedTuple):
             recent_changes=RecentChanges(),
             restored=False,
             filling=False,
+            unproven=(),
             diverged=True,
             was_checked=False,
             misplaced_keys=(),
@@ -120,6 +124,16 @@ class ReplicaView(NamedTuple):
     def history_begins_ms(self) -> int | None:
         """The time since which all versions are kept, as in ``forebay.retention``; None if all ever were."""
         return self._later(history_begins_ms(self.spec, self.stream_time_ms))
+
+    @property
+    def still_unproven(self) -> UnprovenRanges:
+        """The ends of entries whose last values its log may lack, and which have not expired."""
+        # Almost always.
+        if not self.unproven:
+            return ()
+        oldest_ms = self.oldest_kept_ms
+        to_end_ms = self.spec.store_kind.time_to_end_ms(self.spec) or 0
+        return kept(self.unproven, None if oldest_ms is None else oldest_ms + to_end_ms)
 
     def _later(self, by_retention_ms: int | None) -> int | None:
         if by_retention_ms is None or self.swept_to_ms is None:
