@@ -65,6 +65,9 @@ class CommittedOffset(NamedTuple):
     unproven: Mapping[str, UnprovenRanges] = {}
     """By writer, the ends of entries whose last values the log may lack."""
 
+    beat_epoch_ms: Mapping[str, int] = {}
+    """When each writer's newest heartbeat was appended."""
+
     @property
     def unproven_by_any(self) -> UnprovenRanges:
         """The unproven ranges of all writers."""

@@ -19,6 +19,7 @@ from forebay.changelog import open_changelog
 from forebay.clock import boot_ms, epoch_ms
 from forebay.console.findings import Finding
 from forebay.console.replica_states import ReplicaState
+from forebay.console.silent_writers import silent_writers
 from forebay.errors import NotReady, Problem
 from forebay.lag import Lag, Tolerance
 from forebay.process_identity import Identity
@@ -226,6 +227,7 @@ class Worker:
             failure=UNSET if replica.stopped_by is None else replica.stopped_by,
             notices=replica.notices or UNSET,
             unproven=[UnprovenEnds(*one) for one in view.still_unproven] or UNSET,
+            silent_writers=[*silent_writers(view.spec, view.beat_epoch_ms, lag, epoch_ms())] or UNSET,
         )
         restoration = self.tasks.bulk_restore.restoring(replica)
         if restoration is None:
@@ -251,7 +253,7 @@ class Worker:
         if replica is None:
             return []
         role, lag = self.admission.proven_lag(replica)
-        restoration = self.tasks.bulk_restore.restoring(replica)
+        restoration, view = self.tasks.bulk_restore.restoring(replica), replica.served.view
         return [
             ReplicaState(
                 str(self.host),
@@ -262,7 +264,8 @@ class Worker:
                 restored_records=None if restoration is None else restoration.records,
                 restore_seconds_left=None if restoration is None else restoration.seconds_left,
                 notices=replica.notices,
-                unproven=replica.served.view.still_unproven,
+                unproven=view.still_unproven,
+                silent_writers=silent_writers(view.spec, view.beat_epoch_ms, lag, epoch_ms()),
             )
         ]
 

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import signal
+import time
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +246,34 @@ def test_windows_that_ended_while_the_tap_was_away_are_unproven(spark_4_0, tmp_p
 def followed_to(cluster: Cluster, batch: int) -> bool:
     last = cluster.changelog.last_heartbeat(cluster.topology.stores["tapped"].topic, "tapped")
     return last is not None and last.batch_id == batch
+
+
+def test_writer_that_is_silent_is_named_until_it_writes_again(spark_4_0, tmp_path, monkeypatch):
+    """A tap without a source, which states no age, too. Nothing else tells that it has stopped."""
+    with running_cluster(tmp_path, topology_text=TOPOLOGY) as cluster:
+        spec = cluster.topology.stores["tapped"]
+        query, worker = RunningQuery(spark_4_0.path(NAME), tmp_path / "checkpoint"), cluster.start_worker()
+        router = cluster.start_router()
+        query.end(0)
+
+        def findings(url: str) -> list[dict[str, Any]]:
+            found = httpx.get(f"http://{url}/v1/health").json()["findings"]
+            return [one for one in found if one["kind"] == "writer-silent"]
+
+        with running_tap(cluster, query.path, tmp_path / "tap.log"):
+            wait_until(lambda: followed_to(cluster, 0), "the first batch")
+        last = cluster.changelog.last_heartbeat(spec.topic, "tapped")
+        stopped_s = time.time() - 300
+        with monkeypatch.context() as earlier:
+            earlier.setattr(time, "time", lambda: stopped_s)
+            cluster.changelog.append_heartbeat(
+                spec.topic, writer="tapped", query_id=last.query_id, value=last.value()
+            )
+        since = datetime.fromtimestamp(stopped_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        for url in (worker, router):
+            wait_until(lambda url=url: findings(url), f"a finding of {url}")
+            assert f"tapped: its writer 'tapped' is silent since {since}" in findings(url)[0]["detail"]
+        with running_tap(cluster, query.path, tmp_path / "tap.log"):
+            # It goes on where it was, and has no batch to write.
+            for url in (worker, router):
+                wait_until(lambda url=url: not findings(url), f"an end of the finding of {url}")

@@ -2806,6 +2806,22 @@ MUTANTS: tuple[Mutant, ...] = (
         ("core/state_tap/test_gap.py::test_what_ended_while_a_tap_was_away_is_withdrawn",),
     ),
     Mutant(
+        "tap-without-a-sign-of-life",
+        "a tap shows that it runs, though nothing is new",
+        "forebay.state_tap.store_tap:StoreTap.beat",
+        "not is_news and now_ms < self._beat_due_ms",
+        "not is_news",
+        ("core/state_tap/test_store_tap.py::test_tap_shows_that_it_runs_though_nothing_is_new",),
+    ),
+    Mutant(
+        "silent-writer-unnamed",
+        "a writer that is silent is named",
+        "forebay.console.silent_writers:silent_writers",
+        "if since_ms < oldest_ms",
+        "if False",
+        ("core/console/test_silent_writers.py::test_writer_is_silent_after_two_minutes",),
+    ),
+    Mutant(
         "tap-hides-its-gap",
         "the log says what it cannot prove",
         "forebay.state_tap.gap:gap_before",

@@ -20,6 +20,13 @@ RestoreSecondsLeft: TypeAlias = Annotated[
 ]
 
 
+class SilentWriter(Struct, frozen=True):
+    """A writer whose heartbeats stay away, such as a tap or a query that has stopped."""
+
+    writer: str
+    since_ms: Annotated[int, Meta(description="When its newest heartbeat was appended.")]
+
+
 class ReplicaReport(Struct, frozen=True):
     """What routers take from a replica's row, of workers of any version."""
 
@@ -34,6 +41,7 @@ class ReplicaReport(Struct, frozen=True):
     restored_records: Natural | UnsetType = UNSET
     restore_seconds_left: RestoreSecondsLeft = UNSET
     unproven: list[UnprovenEnds] | UnsetType = UNSET
+    silent_writers: list[SilentWriter] | UnsetType = UNSET
 
 
 class ReplicaRow(ReplicaReport, frozen=True, kw_only=True):

@@ -126,6 +126,7 @@ def findings_of(surveys: Surveys, *, knows_all_replicas: bool) -> Iterator[Findi
         yield from _failures(survey)
         yield from _notices(survey)
         yield from _source_behind(survey)
+        yield from _silent_writers(survey)
         yield from _unproven(survey)
     for rule in _RULES:
         concerned = [(survey, *rule.concerned(survey)) for survey in surveys.stores.values()]
@@ -160,6 +161,21 @@ def _source_behind(survey: StoreSurvey) -> Iterator[Finding]:
             "See whether the Spark query runs, and how far behind its source it is. If its batches are to take "
             "longer, state the store's max_age_ms in the topology. If one of several writers is gone for good, "
             "retire it with forebay changelog retire-writer.",
+            survey.store,
+        )
+
+
+def _silent_writers(survey: StoreSurvey) -> Iterator[Finding]:
+    """Nobody else may notice: without a source, the age of what a tap writes is unknown."""
+    for writer, since_ms in survey.silent_since_ms.items():
+        since = time_text(since_ms)
+        yield Finding(
+            "writer-silent",
+            "error",
+            f"{survey.store}: its writer {writer!r} is silent since {since}, so the store may be as old.",
+            "Start its Spark query or tap (forebay spark follow) again. If its batches are to take longer, give "
+            "the store a max_age_ms in the topology. If it is gone for good, retire it: forebay changelog "
+            f"retire-writer {survey.store} {writer}.",
             survey.store,
         )
 

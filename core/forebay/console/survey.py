@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from forebay.clock import boot_ms, epoch_ms
 from forebay.console.findings import Finding
 from forebay.console.replica_states import Condition, ReplicaState, condition, first_replica
+from forebay.console.silent_writers import acceptable_age_ms, follows
 from forebay.lag import UNKNOWN_LAG, Lag, worst_lag
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
@@ -26,10 +27,6 @@ _LARGEST_SHARE = 0.02
 _SLICE = 100
 """Partitions surveyed at once, in a fraction of a millisecond: reads are answered in between."""
 _MOST_NAMED = 16
-_ACCEPTABLE_AGE_MS = 120_000
-"""Unless the store says itself which age is acceptable."""
-_FOLLOWING_MS = 30_000.0
-"""A replica that is further behind its log reveals nothing about the source."""
 """Partitions, failures and restores that are named; the others are counted."""
 
 
@@ -92,6 +89,8 @@ class StoreSurvey:
     """The least age of the replicas that follow their log: what the source has put into it is no newer."""
     unproven: UnprovenRanges = ()
     """The ends of entries that the log of any partition may lack."""
+    silent_since_ms: dict[str, int] = field(default_factory=dict)
+    """When writers that have stopped appended their last heartbeat."""
     under_replicated: int = 0
     """Partitions with fewer replicas that answer than there are to be, but with one."""
     under_replicated_named: list[int] = field(default_factory=list)
@@ -110,6 +109,9 @@ class StoreSurvey:
         for replica in replicas:
             if replica.unproven:
                 self.unproven = united((*self.unproven, *replica.unproven))
+            for silent in replica.silent_writers:
+                known_ms = self.silent_since_ms.get(silent.writer, silent.since_ms)
+                self.silent_since_ms[silent.writer] = max(known_ms, silent.since_ms)
             if replica.failure is not None and len(self.failures) < _MOST_NAMED:
                 self.failures.append(Affected(partition, replica))
             for kind in replica.notices:
@@ -120,7 +122,7 @@ class StoreSurvey:
             self.under_replicated += 1
             self.under_replicated_named += [partition] * (self.under_replicated <= _MOST_NAMED)
         lag = UNKNOWN_LAG if first is None else first.lag
-        if lag.age_ms is not None and lag.time_lag_ms is not None and lag.time_lag_ms <= _FOLLOWING_MS:
+        if lag.age_ms is not None and follows(lag):
             self.source_age_ms = min(self.source_age_ms, lag.age_ms)
         self.lag = lag if self.partitions == 1 else worst_lag([self.lag, lag])
         pair = None if first is None else (first.host, first.role)
@@ -171,7 +173,7 @@ class Survey:
         expected = surveyed.expected_replicas
         stores: dict[str, StoreSurvey] = {}
         for spec in list(state.stores.values()):
-            survey = stores[spec.name] = StoreSurvey(spec.name, acceptable_age_ms=_acceptable_age_ms(spec))
+            survey = stores[spec.name] = StoreSurvey(spec.name, acceptable_age_ms=acceptable_age_ms(spec))
             for partition in range(spec.partitions):
                 replicas = surveyed.replica_states(spec, partition)
                 if replicas or surveyed.knows_all_replicas:
@@ -181,7 +183,3 @@ class Survey:
         newest = Surveys(int(epoch_ms()), state.map.generation.number, stores, surveyed.live_workers())
         before, self.newest = self.newest, newest
         self._on_survey(before, newest)
-
-
-def _acceptable_age_ms(spec: StoreSpec) -> float:
-    return _ACCEPTABLE_AGE_MS if spec.max_age_ms is None else max(_ACCEPTABLE_AGE_MS, spec.max_age_ms)

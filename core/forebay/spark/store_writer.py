@@ -167,17 +167,15 @@ class StoreWriter:
             self.log.wrote(self.spec.name, Position(digest, offsets))
 
 
-def beat_run(run: QueryRun, progress_ms: int, batch_id: int) -> None:
-    """Append heartbeats to all that a run writes, after a batch (-1: idle) that left no backlog.
+def beat_run(run: QueryRun, progress_ms: int | None, batch_id: int) -> None:
+    """Append heartbeats to all that a run writes, after a batch (-1: idle), but to what lacks a batch.
 
-    None to what lacks a batch, and none of an idle run that may have records to come. Raises the first error,
-    after trying all.
+    ``progress_ms`` is None if the batch left a backlog. Then, and of an idle run that may have records to come, a
+    heartbeat says only that the run goes on. Raises the first error, after trying all.
     """
-    if batch_id < 0 and run.holds_records_back:
-        return
-    as_of_ms: int | None = progress_ms
-    if run.as_of_limit_ms is not None:
-        as_of_ms = min(progress_ms, run.as_of_limit_ms) if run.as_of_limit_ms >= 0 else None
+    as_of_ms = None if batch_id < 0 and run.holds_records_back else progress_ms
+    if as_of_ms is not None and run.as_of_limit_ms is not None:
+        as_of_ms = min(as_of_ms, run.as_of_limit_ms) if run.as_of_limit_ms >= 0 else None
     errors = []
     for output, writer in list(run.writers.items()):
         failed = run.failed.get(output)

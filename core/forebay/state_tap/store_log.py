@@ -114,8 +114,8 @@ class StoreLog:
         )
         self._on_written(rows.count)
 
-    def beat(self, position: TapPosition, as_of_ms: int) -> None:
-        """Append a heartbeat: the source is in the log up to a time."""
+    def beat(self, position: TapPosition, as_of_ms: int | None) -> None:
+        """Append a heartbeat: the source is in the log up to a time, as far as that is known."""
         self._changelog.append_heartbeat(
             self._spec.topic,
             writer=self._writer,

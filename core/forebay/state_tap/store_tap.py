@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 20_000
 """So many records of a copy are written together."""
+_SIGN_OF_LIFE_MS = 10_000
+"""So often a tap appends a heartbeat that says nothing else: as often as Spark reports an idle query."""
 CANNOT_FOLLOW = (VersionPurged, LineageMismatch, CheckpointFileCorrupt)
 """What a batch's changes may be lost to: the state is copied anew."""
 
@@ -84,6 +86,7 @@ class StoreTap:
         """Whether something failed between reading changes and writing their records: what is remembered of the
         state is ahead of the log then."""
         self._as_of_ms: int | None = None
+        self._beat_due_ms = 0
 
     @property
     def batch(self) -> int | None:
@@ -253,13 +256,18 @@ class StoreTap:
         return rows.count
 
     def beat(self, as_of_ms: int | None) -> None:
-        """State up to when the source is in the log; None says nothing new."""
-        position = self._position
+        """State up to when the source is in the log; None says nothing new.
+
+        Without news, state every ten seconds that the tap runs: workers name a writer that is silent.
+        """
+        position, now_ms = self._position, self._now_ms()
         assert position is not None
-        if as_of_ms is None or (self._as_of_ms is not None and as_of_ms <= self._as_of_ms):
+        is_news = as_of_ms is not None and (self._as_of_ms is None or as_of_ms > self._as_of_ms)
+        if not is_news and now_ms < self._beat_due_ms:
             return
-        self._as_of_ms = as_of_ms
-        self._log.beat(position, as_of_ms)
+        self._as_of_ms = as_of_ms if is_news else self._as_of_ms
+        self._beat_due_ms = now_ms + _SIGN_OF_LIFE_MS
+        self._log.beat(position, self._as_of_ms)
 
     def _now_ms(self) -> int:
         return int(self._clock_ms())

@@ -142,6 +142,7 @@ class Cluster:
                     None if restore is None else restore.seconds_left,
                     worker.notices.get(held, {}),
                     worker.unproven.get(held, ()),
+                    worker.silent_writers.get(held, ()),
                 )
             )
         return states

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET
 
+from forebay.answer_schemas.replicas import SilentWriter
 from forebay.answer_schemas.status import StatusReport
 from forebay.clock import boot_ms
 from forebay.lag import UNLIMITED, Lag, Tolerance
@@ -73,6 +74,8 @@ class WorkerView:
     """The bulk restores under way."""
     unproven: dict[Held, UnprovenRanges] = field(default_factory=dict)
     """The ends of entries that the logs of replicas may lack."""
+    silent_writers: dict[Held, list[SilentWriter]] = field(default_factory=dict)
+    """Those who have stopped to write to the logs of replicas."""
     _status: bytes = b""
     _status_boot_ms: float = 0.0
 
@@ -147,6 +150,10 @@ class WorkerView:
             (row.store, row.partition): tuple(UnprovenRange(one.from_ms, one.to_ms) for one in row.unproven)
             for row in rows
             if row.unproven is not UNSET
+        }
+        silent = ((row, row.silent_writers) for row in rows)
+        self.silent_writers = {
+            (row.store, row.partition): writers for row, writers in silent if writers is not UNSET
         }
         self._status, self._status_boot_ms = body, polled_boot_ms
 

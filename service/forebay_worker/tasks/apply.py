@@ -28,6 +28,7 @@ def resume(replica: Replica, committed: CommittedOffset) -> None:
         was_checked=False,
         filling=bool(committed.filling),
         unproven=committed.unproven_by_any,
+        beat_epoch_ms=committed.beat_epoch_ms,
         stream_time_ms=committed.stream_time_ms,
         swept_to_ms=swept_to_ms(replica.view.store),
         epochs=committed.epochs,
@@ -96,6 +97,7 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
         progress=progress,
         filling=bool(after.filling),
         unproven=after.unproven_by_any,
+        beat_epoch_ms=after.beat_epoch_ms,
         stream_time_ms=after.stream_time_ms,
         **_restored(replica, after),
     )

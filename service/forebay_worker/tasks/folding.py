@@ -29,8 +29,8 @@ class Fold:
 
     ``changes`` maps stored keys to their last value, None to delete. In a store with ``latest_by`` each order of a
     key has a stored key of its own, and reads take the highest, so that the order of the records does not matter.
-    ``as_of_epoch_ms``, ``queries``, ``filling``, ``unproven`` and ``stream_time_ms`` belong to the offset to
-    commit with them.
+    ``as_of_epoch_ms``, ``queries``, ``filling``, ``unproven``, ``beat_epoch_ms`` and ``stream_time_ms``
+    belong to the offset to commit with them.
     """
 
     as_of_epoch_ms: dict[str, int | None]
@@ -39,6 +39,7 @@ class Fold:
     filling: set[str]
     changes: dict[bytes, bytes | None] = field(default_factory=dict)
     unproven: dict[str, UnprovenRanges] = field(default_factory=dict)
+    beat_epoch_ms: dict[str, int] = field(default_factory=dict)
     ahead: int = 0
     """How many records had a time too far after their own timestamp to move stream time."""
 
@@ -51,6 +52,7 @@ class Fold:
             committed.stream_time_ms,
             set(committed.filling),
             unproven=dict(committed.unproven),
+            beat_epoch_ms=dict(committed.beat_epoch_ms),
         )
 
     def add(self, spec: StoreSpec, records: Sequence[Record]) -> None:
@@ -59,7 +61,7 @@ class Fold:
             self._add_changes(spec, records)
             for record in records:
                 if record[4]:
-                    self._see_heartbeat(record[1], record[2])
+                    self._see_heartbeat(record[1], record[2], record[3])
         except (TypeError, ValueError, OverflowError) as error:
             raise first_bad_record(spec, records) or error from None
 
@@ -93,13 +95,14 @@ class Fold:
         else:
             self.stream_time_ms = end_ms
 
-    def _see_heartbeat(self, key: bytes, value: bytes | None) -> None:
+    def _see_heartbeat(self, key: bytes, value: bytes | None, timestamp_ms: int) -> None:
         writer = key[_HEARTBEAT_PREFIX:].decode()
         if value is None:
             self.as_of_epoch_ms.pop(writer, None)
             self.queries.pop(writer, None)
             self.filling.discard(writer)
             self.unproven.pop(writer, None)
+            self.beat_epoch_ms.pop(writer, None)
             return
         beat = Heartbeat.parse(value)
         as_of_ms = beat.as_of_ms
@@ -108,6 +111,7 @@ class Fold:
             as_of_ms = self.as_of_epoch_ms.get(writer)
         self.as_of_epoch_ms[writer] = as_of_ms
         self.queries[writer] = beat.query_id
+        self.beat_epoch_ms[writer] = timestamp_ms
         self.unproven.pop(writer, None)
         if beat.unproven:
             self.unproven[writer] = beat.unproven
@@ -156,6 +160,7 @@ def advance(
         proof=batch.proof(before.proof),
         epochs=_epochs_after(before, batch),
         unproven=fold.unproven,
+        beat_epoch_ms=fold.beat_epoch_ms,
     )
 
 

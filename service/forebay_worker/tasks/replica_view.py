@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from forebay.lag import EMPTY_PROGRESS, Progress
@@ -48,6 +48,8 @@ class ReplicaView(NamedTuple):
     """The newest epochs of the log, as far as records of them were applied."""
     proof: OffsetAndEpoch | None = None
     """The point after the last record applied, None if unknown."""
+    beat_epoch_ms: Mapping[str, int] = {}
+    """When each writer's newest heartbeat was appended."""
     stream_time_ms: int | None = None
     swept_to_ms: int | None = None
     """Up to when its store's entries were deleted as expired, by a shorter retention maybe."""

@@ -48,6 +48,7 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
         ),
         filling=bool(offset.filling),
         unproven=offset.unproven_by_any,
+        beat_epoch_ms=offset.beat_epoch_ms,
         stream_time_ms=offset.stream_time_ms,
     )
     replica.failure = replica.storage_fault = None

@@ -75,14 +75,14 @@ def test_available_now_heartbeat_is_no_newer_than_its_start(changelog, run, limi
     assert as_ofs(changelog, "first") == [expected]
 
 
-def test_idle_run_that_holds_records_back_gets_no_heartbeat(changelog, run):
-    """Records may wait at its source for up to `maxTriggerDelay`."""
+def test_idle_run_that_holds_records_back_claims_nothing_newer(changelog, run):
+    """Records may wait at its source for up to `maxTriggerDelay`. So it is after a batch that left a backlog."""
     from forebay.spark.store_writer import beat_run
 
     run.holds_records_back = True
-    for as_of_ms, batch_id in ((1_000, 0), (2_000, -1), (3_000, 1), (4_000, -1)):
+    for as_of_ms, batch_id in ((1_000, 0), (2_000, -1), (3_000, 1), (4_000, -1), (None, 2)):
         beat_run(run, as_of_ms, batch_id)
-    assert as_ofs(changelog, "first") == [1_000, 3_000]
+    assert as_ofs(changelog, "first") == [1_000, 1_000, 3_000, 3_000, 3_000]
 
 
 def test_partition_lost_under_a_query_refuses_it_for_good(tmp_path):
