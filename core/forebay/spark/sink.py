@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.query import StreamingQuery
 
 from forebay import partitioning, record_orders
-from forebay.changelog import heartbeat_keys, open_changelog, record_headers
+from forebay.changelog import heartbeat_keys, open_changelog, record_headers, superseded
 from forebay.changelog.sqlite import batches, checksums, log_file, writers
 from forebay.errors import SinkError
 from forebay.spark import batch_murmur2, executor, json_keys, keyed_records, repeated_keys, sorted_runs
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 _LEAST_SPARK = (4, 0)
 _BY_VALUE = (
-    *(partitioning, batch_murmur2, heartbeat_keys, record_headers, record_orders),
+    *(partitioning, batch_murmur2, heartbeat_keys, record_headers, record_orders, superseded),
     *(checksums, log_file, writers, batches),
     *(executor, json_keys, keyed_records, repeated_keys, sorted_runs),
 )
