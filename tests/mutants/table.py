@@ -479,6 +479,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("service/reads/test_filling.py::test_a_key_missed_after_a_filling_began_is_not_stated",),
     ),
     Mutant(
+        "miss-in-an-unwritten-log",
+        "nor while nobody has written to it",
+        "forebay_worker.reads.misses:why_unproven",
+        "if view.unwritten:",
+        "if False:",
+        ("service/reads/test_unwritten.py::test_key_is_missing_only_from_a_log_that_was_written",),
+    ),
+    Mutant(
         "miss-read-while-filling",
         "neither is one that was read before the filling ended",
         "forebay_worker.tasks.replica_view:ReplicaView.knows_all_keys",

@@ -93,6 +93,11 @@ class ReplicaView(NamedTuple):
         return self.restored and not self.filling
 
     @property
+    def unwritten(self) -> bool:
+        """Whether nobody has ever written to its log: a sink or a tap leaves heartbeats in each partition."""
+        return not self.spec.external and self.progress.position == 0
+
+    @property
     def repartitioned(self) -> bool:
         """Whether the log has another number of partitions than the topology."""
         return self.partitions_found not in (None, self.spec.partitions)
