@@ -2830,6 +2830,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("core/console/test_silent_writers.py::test_writer_is_silent_after_two_minutes",),
     ),
     Mutant(
+        "snapshot-of-nothing-empties-a-store",
+        "a snapshot without rows empties no store unless that is meant",
+        "forebay.spark.fill:_require_meant",
+        "max_deleted is None and not rows and deleted",
+        "False",
+        ("end_to_end/test_spark_sink.py::test_fill_is_applied_once_per_name",),
+    ),
+    Mutant(
         "tap-hides-its-gap",
         "the log says what it cannot prove",
         "forebay.state_tap.gap:gap_before",
