@@ -2838,6 +2838,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("end_to_end/test_spark_sink.py::test_fill_is_applied_once_per_name",),
     ),
     Mutant(
+        "tap-serves-opaque-buffers",
+        "a buffer that only Spark reads is not served as a value",
+        "forebay.state_tap.mapping:_refuse_opaque",
+        "if named:",
+        "if False:",
+        ("end_to_end/test_spark_operators.py::test_buffers_that_only_spark_reads_are_refused_by_name",),
+    ),
+    Mutant(
         "tap-hides-its-gap",
         "the log says what it cannot prove",
         "forebay.state_tap.gap:gap_before",
