@@ -12,14 +12,12 @@ from collections.abc import Iterator
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from forebay.answer_schemas.members import UnprovenEnds
 from forebay.answer_schemas.replicas import ReplicaRow
 from forebay.answer_schemas.status import Ceiling, MapGeneration, WorkerStatus
 from forebay.changelog import open_changelog
 from forebay.clock import boot_ms, epoch_ms
 from forebay.console.findings import Finding
 from forebay.console.replica_states import ReplicaState
-from forebay.console.silent_writers import silent_writers
 from forebay.errors import NotReady, Problem
 from forebay.lag import Lag, Tolerance
 from forebay.process_identity import Identity
@@ -48,6 +46,7 @@ from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.manager import TaskManager
 from forebay_worker.tasks.recovery import RecoveryPolicy
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.writer_notices import writer_notices
 
 log = logging.getLogger(__name__)
 
@@ -225,9 +224,7 @@ class Worker:
             open_transaction_records=view.progress.open_transaction_records,
             restored=view.restored,
             failure=UNSET if replica.stopped_by is None else replica.stopped_by,
-            notices=replica.notices or UNSET,
-            unproven=[UnprovenEnds(*one) for one in view.still_unproven] or UNSET,
-            silent_writers=[*silent_writers(view.spec, view.beat_epoch_ms, lag, epoch_ms())] or UNSET,
+            notices=_notices(replica, lag) or UNSET,
         )
         restoration = self.tasks.bulk_restore.restoring(replica)
         if restoration is None:
@@ -253,7 +250,7 @@ class Worker:
         if replica is None:
             return []
         role, lag = self.admission.proven_lag(replica)
-        restoration, view = self.tasks.bulk_restore.restoring(replica), replica.served.view
+        restoration = self.tasks.bulk_restore.restoring(replica)
         return [
             ReplicaState(
                 str(self.host),
@@ -263,9 +260,7 @@ class Worker:
                 failure=replica.stopped_by,
                 restored_records=None if restoration is None else restoration.records,
                 restore_seconds_left=None if restoration is None else restoration.seconds_left,
-                notices=replica.notices,
-                unproven=view.still_unproven,
-                silent_writers=silent_writers(view.spec, view.beat_epoch_ms, lag, epoch_ms()),
+                notices=_notices(replica, lag),
             )
         ]
 
@@ -370,3 +365,8 @@ class Worker:
             # yet.
             self.tasks.hold_as_standby()
         self.metadata.on_change(info.map(self.topology))
+
+
+def _notices(replica: Replica, lag: Lag) -> dict[str, str]:
+    """What is wrong with a replica's log or with its writers, by kind."""
+    return {**replica.notices, **writer_notices(replica.served.view, lag, epoch_ms())}

@@ -272,7 +272,7 @@ def test_writer_that_is_silent_is_named_until_it_writes_again(spark_4_0, tmp_pat
         since = datetime.fromtimestamp(stopped_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
         for url in (worker, router):
             wait_until(lambda url=url: findings(url), f"a finding of {url}")
-            assert f"tapped: its writer 'tapped' is silent since {since}" in findings(url)[0]["detail"]
+            assert f"no heartbeat came from the writer 'tapped' since {since}" in findings(url)[0]["detail"]
         with running_tap(cluster, query.path, tmp_path / "tap.log"):
             # It goes on where it was, and has no batch to write.
             for url in (worker, router):

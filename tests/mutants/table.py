@@ -2662,11 +2662,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "held-back-records-not-counted",
-        "an idle query with records to come gets no heartbeat",
+        "the heartbeat of an idle query with records to come says nothing new",
         "forebay.spark.store_writer:beat_run",
-        "if batch_id < 0 and run.holds_records_back:",
-        "if False:",
-        ("core/spark/test_store_writer.py::test_idle_run_that_holds_records_back_gets_no_heartbeat",),
+        "None if batch_id < 0 and run.holds_records_back else progress_ms",
+        "progress_ms",
+        ("core/spark/test_store_writer.py::test_idle_run_that_holds_records_back_claims_nothing_newer",),
     ),
     Mutant(
         "listener-of-each-sink",
@@ -2745,8 +2745,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "snapshot-forgets-its-tombstones",
         "a snapshot that failed half-way is completed by the next call",
         "forebay.spark.fill:_keys_of_log",
-        "is_absent = value is None and not deleted",
-        "is_absent = value is None",
+        "if value is None and not deleted:",
+        "if value is None:",
         ("end_to_end/test_spark_sink.py::test_snapshot_that_failed_half_way_is_completed",),
     ),
     Mutant(

@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from forebay.answer_schemas.members import Figure, Host, Natural, Role, UnprovenEnds
+from forebay.answer_schemas.members import Figure, Host, Natural, Role
 
 Failure: TypeAlias = Annotated[
     str | UnsetType, Meta(description="Why records cannot be applied, or the log cannot be read.")
@@ -18,13 +18,6 @@ Notices: TypeAlias = Annotated[
 RestoreSecondsLeft: TypeAlias = Annotated[
     Figure | UnsetType, Meta(description="At the pace so far; null until that is known.")
 ]
-
-
-class SilentWriter(Struct, frozen=True):
-    """A writer whose heartbeats stay away, such as a tap or a query that has stopped."""
-
-    writer: str
-    since_ms: Annotated[int, Meta(description="When its newest heartbeat was appended.")]
 
 
 class ReplicaReport(Struct, frozen=True):
@@ -40,8 +33,6 @@ class ReplicaReport(Struct, frozen=True):
     notices: Notices = UNSET
     restored_records: Natural | UnsetType = UNSET
     restore_seconds_left: RestoreSecondsLeft = UNSET
-    unproven: list[UnprovenEnds] | UnsetType = UNSET
-    silent_writers: list[SilentWriter] | UnsetType = UNSET
 
 
 class ReplicaRow(ReplicaReport, frozen=True, kw_only=True):

@@ -10,11 +10,10 @@ from msgspec import Meta, Struct
 
 from forebay.answer_schemas.members import Natural
 from forebay.console.replica_states import Condition
-from forebay.durations import duration, time_text
+from forebay.durations import duration
 
 if TYPE_CHECKING:
     from forebay.console.survey import StoreSurvey, Surveys
-    from forebay.unproven import UnprovenRange
 
 
 Severity: TypeAlias = Literal["error", "warning"]
@@ -107,7 +106,7 @@ _RULES = (
     ),
 )
 _SEE_TROUBLESHOOTING = "docs/troubleshooting.md describes the remedy for each cause."
-_WARNINGS = frozenset({"log-without-epochs", "writes-unreported"})
+_WARNINGS = frozenset({"entries-unproven", "log-without-epochs", "writes-unreported"})
 _MOST_SILENT = 8
 _MOST_NAMED = 5
 
@@ -126,8 +125,6 @@ def findings_of(surveys: Surveys, *, knows_all_replicas: bool) -> Iterator[Findi
         yield from _failures(survey)
         yield from _notices(survey)
         yield from _source_behind(survey)
-        yield from _silent_writers(survey)
-        yield from _unproven(survey)
     for rule in _RULES:
         concerned = [(survey, *rule.concerned(survey)) for survey in surveys.stores.values()]
         concerned = [one for one in concerned if one[1]]
@@ -163,40 +160,6 @@ def _source_behind(survey: StoreSurvey) -> Iterator[Finding]:
             "retire it with forebay changelog retire-writer.",
             survey.store,
         )
-
-
-def _silent_writers(survey: StoreSurvey) -> Iterator[Finding]:
-    """Nobody else may notice: without a source, the age of what a tap writes is unknown."""
-    for writer, since_ms in survey.silent_since_ms.items():
-        since = time_text(since_ms)
-        yield Finding(
-            "writer-silent",
-            "error",
-            f"{survey.store}: its writer {writer!r} is silent since {since}, so the store may be as old.",
-            "Start its Spark query or tap (forebay spark follow) again. If its batches are to take longer, give "
-            "the store a max_age_ms in the topology. If it is gone for good, retire it: forebay changelog "
-            f"retire-writer {survey.store} {writer}.",
-            survey.store,
-        )
-
-
-def _unproven(survey: StoreSurvey) -> Iterator[Finding]:
-    """A tap could not learn what Spark evicted while it was away."""
-    if survey.unproven:
-        spans = " and ".join(map(_span, survey.unproven))
-        yield Finding(
-            "entries-unproven",
-            "warning",
-            f"{survey.store}: what ended {spans} may be missing, since its tap did not see it leave the state.",
-            "Lists of that time say complete: false until retention_ms has passed it. For the tap's next absence, "
-            "raise spark.sql.streaming.minBatchesToRetain of the query as docs/state-tap.md says.",
-            survey.store,
-        )
-
-
-def _span(unproven: UnprovenRange) -> str:
-    until = f"until {time_text(unproven.to_ms)}"
-    return until if unproven.from_ms is None else f"from {time_text(unproven.from_ms)} {until}"
 
 
 def _finding(concerned: list[tuple[StoreSurvey, int, Sequence[int]]], rule: _Rule) -> Finding:

@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from forebay.answer_schemas.replicas import SilentWriter
 from forebay.lag import UNKNOWN_LAG, Lag
-from forebay.unproven import UnprovenRanges
 
 
 class ReplicaState(NamedTuple):
@@ -20,8 +18,7 @@ class ReplicaState(NamedTuple):
     ``live`` tells whether its worker answers, ``lagging`` whether its record lag is beyond what the group accepts
     of an active. ``failure`` is why its records cannot be applied. While a bulk restore is under way,
     ``restored_records`` counts, and ``restore_seconds_left`` may be known. ``notices`` are what is wrong with its
-    log or with where keys are, by kind. ``unproven`` are the ends of entries that its log may lack,
-    ``silent_writers`` those who have stopped to write to it.
+    log or with where keys are, by kind.
     """
 
     host: str
@@ -33,8 +30,6 @@ class ReplicaState(NamedTuple):
     restored_records: int | None = None
     restore_seconds_left: int | None = None
     notices: Mapping[str, str] = {}
-    unproven: UnprovenRanges = ()
-    silent_writers: Sequence[SilentWriter] = ()
 
 
 class Condition(StrEnum):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from forebay.answer_schemas.replicas import SilentWriter
 from forebay.lag import Lag
 from forebay.store_spec import StoreSpec
 
@@ -26,14 +25,13 @@ def follows(lag: Lag) -> bool:
 
 def silent_writers(
     spec: StoreSpec, beat_epoch_ms: Mapping[str, int], lag: Lag, now_epoch_ms: float
-) -> tuple[SilentWriter, ...]:
-    """The writers whose newest heartbeat is older than acceptable, as a replica with this lag knows them.
+) -> dict[str, int]:
+    """The writers whose newest heartbeat is older than acceptable, and when it was appended (epoch milliseconds).
 
-    ``beat_epoch_ms`` is when that was appended, by writer. A sink and a tap append one each ten seconds at the
-    latest, and a sink none while a batch is under way.
+    ``beat_epoch_ms`` is when it was, by writer, as a replica with this ``lag`` knows it. A sink and a tap append
+    one each ten seconds at the latest, but a sink none while a batch is under way.
     """
     if not follows(lag):
-        return ()
+        return {}
     oldest_ms = now_epoch_ms - acceptable_age_ms(spec)
-    beats = sorted(beat_epoch_ms.items())
-    return tuple(SilentWriter(writer, since_ms) for writer, since_ms in beats if since_ms < oldest_ms)
+    return {writer: since_ms for writer, since_ms in sorted(beat_epoch_ms.items()) if since_ms < oldest_ms}

@@ -17,7 +17,6 @@ from forebay.console.silent_writers import acceptable_age_ms, follows
 from forebay.lag import UNKNOWN_LAG, Lag, worst_lag
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
-from forebay.unproven import UnprovenRanges, united
 
 log = logging.getLogger(__name__)
 
@@ -87,10 +86,6 @@ class StoreSurvey:
     """Above that the source is behind, or stopped."""
     source_age_ms: float = math.inf
     """The least age of the replicas that follow their log: what the source has put into it is no newer."""
-    unproven: UnprovenRanges = ()
-    """The ends of entries that the log of any partition may lack."""
-    silent_since_ms: dict[str, int] = field(default_factory=dict)
-    """When writers that have stopped appended their last heartbeat."""
     under_replicated: int = 0
     """Partitions with fewer replicas that answer than there are to be, but with one."""
     under_replicated_named: list[int] = field(default_factory=list)
@@ -107,11 +102,6 @@ class StoreSurvey:
         if len(partitions := self.named.setdefault(found, [])) < _MOST_NAMED:
             partitions.append(partition)
         for replica in replicas:
-            if replica.unproven:
-                self.unproven = united((*self.unproven, *replica.unproven))
-            for silent in replica.silent_writers:
-                known_ms = self.silent_since_ms.get(silent.writer, silent.since_ms)
-                self.silent_since_ms[silent.writer] = max(known_ms, silent.since_ms)
             if replica.failure is not None and len(self.failures) < _MOST_NAMED:
                 self.failures.append(Affected(partition, replica))
             for kind in replica.notices:

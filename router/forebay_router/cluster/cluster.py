@@ -141,8 +141,6 @@ class Cluster:
                     None if restore is None else restore.records,
                     None if restore is None else restore.seconds_left,
                     worker.notices.get(held, {}),
-                    worker.unproven.get(held, ()),
-                    worker.silent_writers.get(held, ()),
                 )
             )
         return states

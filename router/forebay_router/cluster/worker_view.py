@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from forebay.answer_schemas.replicas import SilentWriter
 from forebay.answer_schemas.status import StatusReport
 from forebay.clock import boot_ms
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.process_identity import Identity
 from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo
-from forebay.unproven import UnprovenRange, UnprovenRanges
 from forebay_router.cluster.slow_start import SlowStart
 
 _SLOW_READS_TO_SUSPECT = 3
@@ -72,10 +70,6 @@ class WorkerView:
     """What is wrong with the logs of replicas, or with where keys are, by kind."""
     restores: dict[Held, Restore] = field(default_factory=dict)
     """The bulk restores under way."""
-    unproven: dict[Held, UnprovenRanges] = field(default_factory=dict)
-    """The ends of entries that the logs of replicas may lack."""
-    silent_writers: dict[Held, list[SilentWriter]] = field(default_factory=dict)
-    """Those who have stopped to write to the logs of replicas."""
     _status: bytes = b""
     _status_boot_ms: float = 0.0
 
@@ -145,15 +139,6 @@ class WorkerView:
             )
             for row in rows
             if row.restored_records is not UNSET
-        }
-        self.unproven = {
-            (row.store, row.partition): tuple(UnprovenRange(one.from_ms, one.to_ms) for one in row.unproven)
-            for row in rows
-            if row.unproven is not UNSET
-        }
-        silent = ((row, row.silent_writers) for row in rows)
-        self.silent_writers = {
-            (row.store, row.partition): writers for row, writers in silent if writers is not UNSET
         }
         self._status, self._status_boot_ms = body, polled_boot_ms
 

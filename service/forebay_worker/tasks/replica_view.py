@@ -10,7 +10,7 @@ from forebay.log_epochs import EpochStart, OffsetAndEpoch
 from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.state_store import StateStore
 from forebay.store_spec import StoreSpec
-from forebay.unproven import UnprovenRanges, kept
+from forebay.unproven import UnprovenRange, UnprovenRanges, kept
 from forebay_worker.tasks.doubts import Doubt, log_cut, misplaced, repartitioned
 from forebay_worker.tasks.recent_changes import RecentChanges
 
@@ -135,12 +135,18 @@ class ReplicaView(NamedTuple):
     @property
     def still_unproven(self) -> UnprovenRanges:
         """The ends of entries whose last values its log may lack, and which have not expired."""
-        # Almost always.
-        if not self.unproven:
-            return ()
+        # Almost always there are none.
+        return kept(self.unproven, self._oldest_end_ms) if self.unproven else ()
+
+    def is_kept(self, unproven: UnprovenRange) -> bool:
+        """Whether entries of an unproven range have not expired."""
+        return bool(kept((unproven,), self._oldest_end_ms))
+
+    @property
+    def _oldest_end_ms(self) -> int | None:
         oldest_ms = self.oldest_kept_ms
         to_end_ms = self.spec.store_kind.time_to_end_ms(self.spec) or 0
-        return kept(self.unproven, None if oldest_ms is None else oldest_ms + to_end_ms)
+        return None if oldest_ms is None else oldest_ms + to_end_ms
 
     def _later(self, by_retention_ms: int | None) -> int | None:
         if by_retention_ms is None or self.swept_to_ms is None:

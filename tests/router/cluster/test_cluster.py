@@ -1,6 +1,5 @@
 """A router's knowledge of workers that have reported little."""
 
-from forebay.answer_schemas.replicas import SilentWriter
 from forebay.clock import boot_ms
 from forebay.console.replica_states import ReplicaState
 from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
@@ -92,14 +91,12 @@ def test_an_older_map_is_not_adopted():
 def test_the_state_of_a_replica_is_as_of_now():
     view = WorkerView(HOST, live=True, replicas={("s", 0): Report("active", Lag(3, 10, None), boot_ms() - 500)})
     view.failures["s", 0], view.restores["s", 0] = "bad record", Restore(70, None)
-    view.silent_writers["s", 0] = [SilentWriter("w", 5)]
     known = cluster(view)
     [state] = known.replica_states(SPEC, 0)
     assert state.lag.time_lag_ms is not None
     assert 510 <= state.lag.time_lag_ms < 2_000
     assert (state.lag.record_lag, state.lag.age_ms) == (3, None)
     assert (state.failure, state.restored_records, state.restore_seconds_left) == ("bad record", 70, None)
-    assert state.silent_writers == [SilentWriter("w", 5)]
     assert state.live
     view.slow_reads = 3
     assert not known.replica_states(SPEC, 0)[0].live
