@@ -357,9 +357,9 @@ class HttpVersionNotSupported(Problem):
 
 class NotReady(Problem):
     """The process cannot answer yet, or no longer. The replica is in the middle of a replay, or its log is being
-    filled: a missing key then proves nothing. Or the replica's store is being opened or closed. Or no worker, or
-    no assignment, is known yet. Or the process is shutting down. ``/readyz`` also uses it for every other reason,
-    such as a full disk.
+    filled, or nobody has written to it yet: a missing key then proves nothing. Or the replica's store is being
+    opened or closed. Or no worker, or no assignment, is known yet. Or the process is shutting down. ``/readyz``
+    also uses it for every other reason, such as a full disk.
     """
 
     status, name, title = 503, "not-ready", "Not ready to answer"

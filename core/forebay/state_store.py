@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from forebay.log_epochs import EpochStart, OffsetAndEpoch
 from forebay.task_ids import TopicPartition
+from forebay.unproven import UnprovenRanges, united
 
 
 class StoreCorrupted(Exception):
@@ -60,6 +62,16 @@ class CommittedOffset(NamedTuple):
     cut. None if no record was applied, or the log has no epochs."""
     epochs: Sequence[EpochStart] = ()
     """The newest epochs of the log, as far as records of them were applied."""
+    unproven: Mapping[str, UnprovenRanges] = {}
+    """By writer, the ends of entries whose last values the log may lack."""
+
+    beat_epoch_ms: Mapping[str, int] = {}
+    """When each writer's newest heartbeat was appended."""
+
+    @property
+    def unproven_by_any(self) -> UnprovenRanges:
+        """The unproven ranges of all writers."""
+        return united(chain.from_iterable(self.unproven.values()))
 
     @property
     def last_end_reached_epoch_ms(self) -> float | None:

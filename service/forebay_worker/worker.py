@@ -46,6 +46,7 @@ from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.manager import TaskManager
 from forebay_worker.tasks.recovery import RecoveryPolicy
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.writer_notices import writer_notices
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +224,7 @@ class Worker:
             open_transaction_records=view.progress.open_transaction_records,
             restored=view.restored,
             failure=UNSET if replica.stopped_by is None else replica.stopped_by,
-            notices=replica.notices or UNSET,
+            notices=_notices(replica, lag) or UNSET,
         )
         restoration = self.tasks.bulk_restore.restoring(replica)
         if restoration is None:
@@ -259,7 +260,7 @@ class Worker:
                 failure=replica.stopped_by,
                 restored_records=None if restoration is None else restoration.records,
                 restore_seconds_left=None if restoration is None else restoration.seconds_left,
-                notices=replica.notices,
+                notices=_notices(replica, lag),
             )
         ]
 
@@ -364,3 +365,8 @@ class Worker:
             # yet.
             self.tasks.hold_as_standby()
         self.metadata.on_change(info.map(self.topology))
+
+
+def _notices(replica: Replica, lag: Lag) -> dict[str, str]:
+    """What is wrong with a replica's log or with its writers, by kind."""
+    return {**replica.notices, **writer_notices(replica.served.view, lag, epoch_ms())}

@@ -3,13 +3,19 @@
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forebay.errors import SinkError
+from forebay.errors import SinkError, TopologyError
+from forebay.spark_checkpoint import Checkpoint
+from forebay.spark_checkpoint.description import describe_operator, topology_snippet
+from forebay.state_tap.mapping import TableMapping
+from forebay.topology_file import parse_topology
 from tests.end_to_end.test_spark_sink import Source, content, latest, log_of, run, sink, spark  # noqa: F401
+from tests.support.running_query import store
 
 pytestmark = pytest.mark.spark
 
@@ -276,3 +282,25 @@ def test_every_type_has_the_form_that_the_page_shows(spark, sink, tmp_path):  # 
     assert json.loads(text)["c4"] == 2**53 - 1
     keys = {f'["a",{key}]'.encode() for *_, key in rows if key != "refused"}
     assert set(content(sink, "by_pair")) == keys
+
+
+def test_buffers_that_only_spark_reads_are_refused_by_name(spark, tmp_path):  # noqa: F811
+    """They are no values: `describe` proposes the other fields, which a store takes."""
+    from pyspark.sql import functions as F
+
+    source = Source(spark, tmp_path / "in", SCHEMA)
+    source.add(*ROWS[0])
+    opaque = [F.collect_list("n"), F.percentile_approx("n", 0.5), F.approx_count_distinct("n")]
+    counted = source.df.groupBy("k").agg(F.count("*"), *opaque, F.max("n"))
+    checkpoint = tmp_path / "checkpoint"
+    query = counted.writeStream.format("noop").outputMode("update").option("checkpointLocation", str(checkpoint))
+    query.trigger(availableNow=True).start().awaitTermination()
+    operator = Checkpoint.open(str(checkpoint)).operator(0, 0)
+    [described] = describe_operator(operator).tables
+    assert [field.name for field in described.value if not field.opaque] == ["count", "max"]
+    proposed = tomllib.loads(f'application_id = "a"\n{topology_snippet("proposed", 0, described)}')
+    assert set(TableMapping(parse_topology(proposed).stores["proposed"], operator).members) == {"count", "max"}
+    fields = [{"name": "all", "position": 1}, {"name": "half", "position": 2}, {"name": "distinct", "position": 3}]
+    served = store(spark_state={"fields": fields})
+    with pytest.raises(TopologyError, match=r"'all' \(buf\), 'half' \(buf\), 'distinct' \(MS\[0\]\) of 'tapped'"):
+        TableMapping(served, operator)

@@ -812,7 +812,8 @@ def test_foreach_batch_writes_several_stores(spark, sink, tmp_path, monkeypatch)
 
 
 def test_fill_is_applied_once_per_name(spark, sink, tmp_path, monkeypatch):
-    """A snapshot deletes what it lacks."""
+    """A snapshot deletes what it lacks, within what is meant."""
+    from forebay.spark import FillResult
 
     def table(**rows: int) -> Any:
         return spark.createDataFrame(list(rows.items()), "k string, n int")
@@ -833,7 +834,7 @@ def test_fill_is_applied_once_per_name(spark, sink, tmp_path, monkeypatch):
     monkeypatch.setattr(destination, "write", write)
     of_it = [beat for beat in beats(sink) if beat["query_id"] == "fill-correction"]
     assert [(beat["as_of_ms"], beat["filling"]) for beat in of_it] == [(None, True)]
-    sink.fill(**correction)
+    assert sink.fill(**correction) == FillResult(rows=2)
     before = log_of(sink, "latest")
     assert {key: value["n"] for key, value in content(sink, "latest").items()} == {
         b"a": 2,
@@ -842,15 +843,25 @@ def test_fill_is_applied_once_per_name(spark, sink, tmp_path, monkeypatch):
         b"d": 2,
     }
     assert sum(map(len, before.values())) == 3 + 2
-    sink.fill(table(a=3), "latest", key="k", name="correction")
+    with pytest.raises(SinkError, match=r'a fill named .correction. was already through.* if_written="skip"'):
+        sink.fill(table(a=3), "latest", key="k", name="correction")
+    skipped = sink.fill(table(a=3), "latest", key="k", name="correction", if_written="skip")
+    assert skipped == FillResult(skipped=True)
+    snapshot = {"df": table(a=4, e=4), "store": "latest", "key": "k", "name": "snapshot", "snapshot": True}
+    with pytest.raises(SinkError, match="3 keys that its 2 rows lack, which is more than max_deleted=2"):
+        sink.fill(**snapshot, max_deleted=2)
     assert log_of(sink, "latest") == before
-    sink.fill(table(a=4, e=4), "latest", key="k", name="snapshot", snapshot=True)
+    assert sink.fill(**snapshot) == FillResult(rows=2, deleted_keys=3)
     assert content(sink, "latest") == {b"a": {"n": 4}, b"e": {"n": 4}}
     deleted = [r[1] for records in log_of(sink, "latest").values() for r in records if r[2] is None]
     assert sorted(deleted) == [b"b", b"c", b"d"]
     for name in ("fill-correction", "fill-snapshot"):
         assert sink._changelog.last_heartbeat("t-latest-changelog", name) is None
-    sink.fill(table(), "latest", key="k", name="nothing", snapshot=True)
+    nothing = {**snapshot, "df": table(), "name": "nothing"}
+    with pytest.raises(SinkError, match=r"has no rows, so all 2 keys .* say so: max_deleted=2\."):
+        sink.fill(**nothing)
+    assert "fill-nothing" not in sink._changelog.writers("t-latest-changelog")
+    assert sink.fill(**nothing, max_deleted=2) == FillResult(deleted_keys=2)
     assert content(sink, "latest") == {}
     # The stream goes on.
     source.add({"k": "b", "n": 5})
@@ -871,7 +882,7 @@ def test_fill_that_was_given_up_is_continued(spark, sink):
     sink._changelog.retire_writer("t-latest-changelog", "fill-correction")
     fill(spark.createDataFrame(rows, "k string, n int"))
     assert content(sink, "latest") == {key.encode(): {"n": n} for key, n in rows}
-    fill(spark.createDataFrame([("k0", 1)], "k string, n int"))
+    assert fill(spark.createDataFrame([("k0", 1)], "k string, n int"), if_written="skip").skipped
     assert content(sink, "latest")[b"k0"] == {"n": 0}
 
 

@@ -334,7 +334,7 @@ def test_fill_is_applied_once_and_a_snapshot_deletes(spark, sink, cluster, tmp_p
     source.add(*({"k": f"k{i}", "n": 1} for i in range(20)))
     run(sink.write(source.df, "latest", key="k"), tmp_path)
     sink.fill(table(k1=2), "latest", key="k", name="correction")
-    sink.fill(table(k1=3), "latest", key="k", name="correction")
+    assert sink.fill(table(k1=3), "latest", key="k", name="correction", if_written="skip").skipped
     topic = sink.topology.stores["latest"].topic
     assert cluster.changelog.has_completed(topic, "fill-correction")
     url = f"http://{served(cluster)}/v1/stores/latest/keys"

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import signal
+import time
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +175,105 @@ def test_bootstrap_copies_the_state_once(spark_4_0, tapped_cluster, tmp_path):
     assert refused.returncode == 2
     assert "no such store" in refused.stderr
     assert "tapped" in refused.stderr
+
+
+WINDOWS = """
+application_id = "test"
+
+[[subtopology]]
+name = "tapped"
+partitions = 3
+
+[[subtopology.store]]
+name = "tapped"
+kind = "window"
+window_size_ms = 60_000
+retention_ms = 86_400_000
+
+[subtopology.store.spark_state]
+fields = [{ name = "count", position = 0, function = "count" }, { name = "avg", position = 1, function = "avg" }]
+"""
+GAP = {"from_ms": 1704067202000, "to_ms": 1704067395000}
+"""From the watermark of the batch after which the tap goes away to that of the last."""
+
+
+def test_windows_that_ended_while_the_tap_was_away_are_unproven(spark_4_0, tmp_path):
+    """Router and worker say so with a list, among what is wrong, and on a terminal. A rebuilt replica knows it."""
+    with running_cluster(tmp_path, topology_text=WINDOWS) as cluster:
+        query, log = (
+            RunningQuery(spark_4_0.path("windows-changelog"), tmp_path / "checkpoint"),
+            tmp_path / "tap.log",
+        )
+        worker = cluster.start_worker()
+        with running_tap(cluster, query.path, log):
+            for batch in (0, 1):
+                query.end(batch)
+                wait_until(lambda batch=batch: followed_to(cluster, batch), f"batch {batch}")
+        query.end_all()
+        for batch in range(query.batches[-1]):
+            (query.path / "commits" / str(batch)).unlink()
+            (query.path / "offsets" / str(batch)).unlink()
+
+        def windows(url: str, bounds: str = "") -> dict[str, Any]:
+            return httpx.get(f"http://{url}/v1/stores/tapped/windows{bounds}").json()
+
+        assert windows(worker)["complete"] is True
+        with running_tap(cluster, query.path, log):
+            wait_until(lambda: followed_to(cluster, query.batches[-1]), "the copy")
+        cluster.kill(worker)
+        rebuilt = cluster.start_worker()
+        router = cluster.start_router()
+        for url in (rebuilt, router):
+            wait_until(
+                lambda url=url: windows(url).get("unproven") == [GAP], f"the gap in {windows(url)} of {url}"
+            )
+            page = windows(url)
+            assert page["complete"] is False
+            assert {item["start_ms"] for item in page["windows"]} == {1704067380000}
+            assert windows(url, f"?from={GAP['to_ms']}")["complete"] is True
+            assert windows(url, f"?from={GAP['to_ms']}").get("unproven") is None
+
+            def finding(url: str = url) -> list[dict[str, Any]]:
+                found = httpx.get(f"http://{url}/v1/health").json()["findings"]
+                return [one for one in found if one["kind"] == "entries-unproven"]
+
+            wait_until(finding, f"a finding of {url}")
+            assert "from 2024-01-01T00:00:02.000Z until 2024-01-01T00:03:15.000Z" in finding()[0]["detail"]
+        checked = forebay("status", "--url", f"http://{router}", "--check")
+        assert "ended from 2024-01-01T00:00:02.000Z until" in " ".join(checked.stdout.split())
+
+
+def followed_to(cluster: Cluster, batch: int) -> bool:
+    last = cluster.changelog.last_heartbeat(cluster.topology.stores["tapped"].topic, "tapped")
+    return last is not None and last.batch_id == batch
+
+
+def test_writer_that_is_silent_is_named_until_it_writes_again(spark_4_0, tmp_path, monkeypatch):
+    """A tap without a source, which states no age, too. Nothing else tells that it has stopped."""
+    with running_cluster(tmp_path, topology_text=TOPOLOGY) as cluster:
+        spec = cluster.topology.stores["tapped"]
+        query, worker = RunningQuery(spark_4_0.path(NAME), tmp_path / "checkpoint"), cluster.start_worker()
+        router = cluster.start_router()
+        query.end(0)
+
+        def findings(url: str) -> list[dict[str, Any]]:
+            found = httpx.get(f"http://{url}/v1/health").json()["findings"]
+            return [one for one in found if one["kind"] == "writer-silent"]
+
+        with running_tap(cluster, query.path, tmp_path / "tap.log"):
+            wait_until(lambda: followed_to(cluster, 0), "the first batch")
+        last = cluster.changelog.last_heartbeat(spec.topic, "tapped")
+        stopped_s = time.time() - 300
+        with monkeypatch.context() as earlier:
+            earlier.setattr(time, "time", lambda: stopped_s)
+            cluster.changelog.append_heartbeat(
+                spec.topic, writer="tapped", query_id=last.query_id, value=last.value()
+            )
+        since = datetime.fromtimestamp(stopped_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        for url in (worker, router):
+            wait_until(lambda url=url: findings(url), f"a finding of {url}")
+            assert f"no heartbeat came from the writer 'tapped' since {since}" in findings(url)[0]["detail"]
+        with running_tap(cluster, query.path, tmp_path / "tap.log"):
+            # It goes on where it was, and has no batch to write.
+            for url in (worker, router):
+                wait_until(lambda url=url: not findings(url), f"an end of the finding of {url}")

@@ -15,6 +15,13 @@ JsonValue: TypeAlias = Any
 """A key or a value: any JSON."""
 
 
+class UnprovenEnds(Struct, frozen=True):
+    """Windows or sessions that ended after `from_ms`, and by `to_ms`, may be missing: their log may lack them."""
+
+    from_ms: Annotated[int | None, Meta(description="Null if all are meant that ended by `to_ms`.")]
+    to_ms: int
+
+
 class LagFigures(Struct, frozen=True):
     """How far an answer may be behind the stream."""
 

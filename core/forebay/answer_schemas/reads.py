@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
 from forebay.answer_schemas.components import PROBLEM, one_of
-from forebay.answer_schemas.members import Host, JsonValue, LagFigures, Natural, Role
+from forebay.answer_schemas.members import Host, JsonValue, LagFigures, Natural, Role, UnprovenEnds
 from forebay.store_kinds import StoreKind
 
 
@@ -56,10 +56,13 @@ class ListAnswer(Struct, frozen=True, kw_only=True):
             "even without an item, if few of the entries scanned match."
         ),
     ]
-    complete: bool
+    complete: Annotated[
+        bool, Meta(description="Whether no partition is missing, and nothing in the list's range is unproven.")
+    ]
     lag: LagFigures
     partitions: list[AnsweringReplica]
     missing: list[Natural] | UnsetType = UNSET
+    unproven: list[UnprovenEnds] | UnsetType = UNSET
 
 
 def list_answer(kind: StoreKind, keyed: bool) -> type[Struct]:

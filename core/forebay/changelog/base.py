@@ -13,6 +13,7 @@ from forebay.lag import EndOffset
 from forebay.log_epochs import EpochStart, OffsetAndEpoch, epoch_before
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
+from forebay.unproven import UnprovenRanges, parsed
 
 Record = tuple[int, bytes, bytes | None, int, bool]
 """One record: offset, key, value (None is a tombstone), timestamp in epoch ms, whether it is a heartbeat.
@@ -32,6 +33,9 @@ class Heartbeat:
     ``as_of_ms`` is epoch milliseconds, None while the writer cannot tell. While a writer is ``filling`` the log
     with what its source already holds, a key that is not in the log yet may exist. ``lineage`` identifies the
     attempt at the batch, for a writer that goes on from its own heartbeats.
+
+    A writer that follows a state states the ``unproven`` ranges of what ended while it was away. Of all else that
+    ended by ``watermark_ms``, epoch milliseconds, the log has the last values.
     """
 
     as_of_ms: int | None
@@ -39,6 +43,8 @@ class Heartbeat:
     batch_id: int
     filling: bool = False
     lineage: str | None = None
+    watermark_ms: int | None = None
+    unproven: UnprovenRanges = ()
 
     def value(self) -> bytes:
         """The record value."""
@@ -51,6 +57,10 @@ class Heartbeat:
             document["filling"] = True
         if self.lineage is not None:
             document["lineage"] = self.lineage
+        if self.watermark_ms is not None:
+            document["watermark_ms"] = self.watermark_ms
+        if self.unproven:
+            document["unproven"] = self.unproven
         return json.dumps(document).encode()
 
     @classmethod
@@ -64,11 +74,14 @@ class Heartbeat:
                 document["batch_id"],
                 document.get("filling") is True,
                 document.get("lineage"),
+                document.get("watermark_ms"),
+                parsed(document.get("unproven", ())),
             )
-        except (TypeError, KeyError):
+        except (TypeError, ValueError, KeyError):
             raise ValueError(f"{value[:80]!r} is not a heartbeat") from None
         texts = isinstance(beat.query_id, str) and isinstance(beat.lineage, str | None)
-        if not isinstance(beat.as_of_ms, int | None) or not texts:
+        times = isinstance(beat.as_of_ms, int | None) and isinstance(beat.watermark_ms, int | None)
+        if not times or not texts:
             raise ValueError(f"{value[:80]!r} is not a heartbeat")
         return beat
 

@@ -15,10 +15,10 @@ from forebay.changelog import Changelog, Consumer, Record, Wake
 from forebay.changelog.command import changelog, open_logs, store_spec
 from forebay.changelog.log_reader import batches_to_end, last_records, raise_lasting
 from forebay.changelog.log_statistics import LogStatistics
-from forebay.changelog.record_documents import record_document, record_json, record_line, time_text
+from forebay.changelog.record_documents import record_document, record_json, record_line
 from forebay.cli import worker_settings
 from forebay.clock import epoch_ms
-from forebay.durations import duration
+from forebay.durations import duration, time_text
 from forebay.errors import SettingError, TopicRefused
 from forebay.output import Output, json_output, quantity
 from forebay.progress_bar import progress

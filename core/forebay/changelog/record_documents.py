@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from forebay.changelog.base import Heartbeat, Record
 from forebay.changelog.heartbeat_keys import writer_of
 from forebay.codecs.keys import KeyCodec
 from forebay.codecs.values import ValueCodec
+from forebay.durations import time_text
 from forebay.store_spec import StoreSpec
 
 
@@ -110,13 +110,3 @@ def _heartbeat_text(heartbeat: Mapping[str, Any]) -> str:
     as_of_ms = heartbeat["as_of_ms"]
     as_of = "as of an unknown time" if as_of_ms is None else f"as of {time_text(as_of_ms)}"
     return f"{writer}: {as_of}, batch {heartbeat['batch_id']}{', filling' if heartbeat['filling'] else ''}"
-
-
-def time_text(epoch_ms: int) -> str:
-    """An epoch time in milliseconds as RFC 3339, or the number if no calendar has it."""
-    try:
-        return (
-            datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        )
-    except (ValueError, OverflowError, OSError):
-        return str(epoch_ms)

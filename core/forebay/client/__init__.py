@@ -10,6 +10,7 @@ from forebay.client.options import ALL_KEYS, ReadOptions, Time
 from forebay.client.results import Answer, Change, Entry, Page, ReplicaLag, SessionWindow, Version, Window
 from forebay.client.store_changes import Absent, Reset, StoreChange, StoreLag, Values
 from forebay.rest.answers import ReplicaInfo
+from forebay.unproven import UnprovenRange
 
 __all__ = [
     "ALL_KEYS",
@@ -34,6 +35,7 @@ __all__ = [
     "StoreChange",
     "StoreLag",
     "Time",
+    "UnprovenRange",
     "Values",
     "Version",
     "Window",

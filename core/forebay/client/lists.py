@@ -10,6 +10,7 @@ from forebay.client.read_plans import ClientReads, ListRequest
 from forebay.client.results import Page
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.rest.answers import ReplicaInfo
+from forebay.unproven import UnprovenRange
 
 T = TypeVar("T")
 
@@ -42,13 +43,18 @@ class Listing(Generic[T]):
 
     @property
     def complete(self) -> bool:
-        """Whether no partition is missing; False before the first page."""
+        """Whether no partition is missing and nothing unproven; False before the first page."""
         return self._page is not None and self._page.complete
 
     @property
     def missing(self) -> tuple[int, ...]:
         """The partitions left out, if ``allow_partial`` was requested."""
         return () if self._page is None else self._page.missing
+
+    @property
+    def unproven(self) -> tuple[UnprovenRange, ...]:
+        """The ends of windows or sessions that may be missing; see ``Page``."""
+        return () if self._page is None else self._page.unproven
 
     def _next_page(self) -> Plan[None]:
         cursor = None if self._page is None else self._page.cursor

@@ -13,6 +13,7 @@ from forebay.errors import Problem, UnknownKey
 from forebay.lag import Lag
 from forebay.rest.answers import ReplicaInfo
 from forebay.rest.server_sent_events import Event
+from forebay.unproven import UnprovenRange
 
 T = TypeVar("T")
 Document = Mapping[str, Any]
@@ -107,7 +108,8 @@ class Page(Generic[T]):
     """One answer of a list: its items, the cursor of the next page if any, and where they came from.
 
     ``lag`` is, figure by figure, the worst of ``partitions``; ``missing`` are the partitions left out because
-    ``allow_partial`` was asked for, and ``complete`` says that there are none.
+    ``allow_partial`` was asked for. Windows or sessions that ended in an ``unproven`` range may be missing.
+    ``complete`` says that there are neither.
     """
 
     items: tuple[T, ...]
@@ -116,6 +118,7 @@ class Page(Generic[T]):
     partitions: tuple[ReplicaInfo, ...]
     missing: tuple[int, ...]
     complete: bool
+    unproven: tuple[UnprovenRange, ...] = ()
 
 
 # Unknown members are ignored: a newer server may add some.
@@ -171,4 +174,5 @@ def page_of(document: Document, items: str, kind: type[T]) -> Page[T]:
         partitions=tuple([provenance_of(partition) for partition in document["partitions"]]),
         missing=tuple(document.get("missing", ())),
         complete=document["complete"],
+        unproven=tuple([UnprovenRange(one["from_ms"], one["to_ms"]) for one in document.get("unproven", ())]),
     )

@@ -106,7 +106,7 @@ _RULES = (
     ),
 )
 _SEE_TROUBLESHOOTING = "docs/troubleshooting.md describes the remedy for each cause."
-_WARNINGS = frozenset({"log-without-epochs", "writes-unreported"})
+_WARNINGS = frozenset({"entries-unproven", "log-without-epochs", "writes-unreported"})
 _MOST_SILENT = 8
 _MOST_NAMED = 5
 

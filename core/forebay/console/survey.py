@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from forebay.clock import boot_ms, epoch_ms
 from forebay.console.findings import Finding
 from forebay.console.replica_states import Condition, ReplicaState, condition, first_replica
+from forebay.console.silent_writers import acceptable_age_ms, follows
 from forebay.lag import UNKNOWN_LAG, Lag, worst_lag
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
@@ -25,10 +26,6 @@ _LARGEST_SHARE = 0.02
 _SLICE = 100
 """Partitions surveyed at once, in a fraction of a millisecond: reads are answered in between."""
 _MOST_NAMED = 16
-_ACCEPTABLE_AGE_MS = 120_000
-"""Unless the store says itself which age is acceptable."""
-_FOLLOWING_MS = 30_000.0
-"""A replica that is further behind its log reveals nothing about the source."""
 """Partitions, failures and restores that are named; the others are counted."""
 
 
@@ -115,7 +112,7 @@ class StoreSurvey:
             self.under_replicated += 1
             self.under_replicated_named += [partition] * (self.under_replicated <= _MOST_NAMED)
         lag = UNKNOWN_LAG if first is None else first.lag
-        if lag.age_ms is not None and lag.time_lag_ms is not None and lag.time_lag_ms <= _FOLLOWING_MS:
+        if lag.age_ms is not None and follows(lag):
             self.source_age_ms = min(self.source_age_ms, lag.age_ms)
         self.lag = lag if self.partitions == 1 else worst_lag([self.lag, lag])
         pair = None if first is None else (first.host, first.role)
@@ -166,7 +163,7 @@ class Survey:
         expected = surveyed.expected_replicas
         stores: dict[str, StoreSurvey] = {}
         for spec in list(state.stores.values()):
-            survey = stores[spec.name] = StoreSurvey(spec.name, acceptable_age_ms=_acceptable_age_ms(spec))
+            survey = stores[spec.name] = StoreSurvey(spec.name, acceptable_age_ms=acceptable_age_ms(spec))
             for partition in range(spec.partitions):
                 replicas = surveyed.replica_states(spec, partition)
                 if replicas or surveyed.knows_all_replicas:
@@ -176,7 +173,3 @@ class Survey:
         newest = Surveys(int(epoch_ms()), state.map.generation.number, stores, surveyed.live_workers())
         before, self.newest = self.newest, newest
         self._on_survey(before, newest)
-
-
-def _acceptable_age_ms(spec: StoreSpec) -> float:
-    return _ACCEPTABLE_AGE_MS if spec.max_age_ms is None else max(_ACCEPTABLE_AGE_MS, spec.max_age_ms)

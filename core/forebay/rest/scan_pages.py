@@ -13,10 +13,14 @@ import msgpack
 from forebay.errors import BadParameter
 from forebay.lag import Lag
 from forebay.position import decode_position
+from forebay.unproven import parsed
 
 FRAMES_MEDIA_TYPE = "application/vnd.forebay.frames.v1"
 """How a worker passes a page or a batch to a router, so that no JSON is parsed: items with their stored keys, or
 results with their statuses. Another version of the format has another name."""
+
+UNPROVEN = "unproven"
+"""The member of a page's provenance that has its unproven ranges, if it has any."""
 
 _MERGED_AT_ONCE, _LEAST_OF_A_PAGE = 4_096, 32
 """Items merged within a turn of the event loop: of all pages together, but for those of a page."""
@@ -33,7 +37,7 @@ class ScanPage:
     items: list[bytes] = field(default_factory=list)
     more: bool = False
     source: dict[str, Any] = field(default_factory=dict)
-    """``partition``, ``position``, ``role``, ``host`` and ``lag`` as JSON values."""
+    """``partition``, ``position``, ``role``, ``host`` and ``lag`` as JSON values, and ``unproven``."""
     last: bytes = b""
     """The stored key up to which the page is complete, maybe past its last item; empty if nothing is."""
 
@@ -65,6 +69,7 @@ class ScanPage:
     def _is_whole(self) -> bool:
         """Whether all has the types that it must have."""
         decode_position(self.source["position"])
+        parsed(self.source.get(UNPROVEN, ()))
         figures = Lag(**self.source["lag"])
         return (
             len(self.keys) == len(self.items)

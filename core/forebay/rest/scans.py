@@ -27,6 +27,7 @@ from forebay.stored_keys import (
     stored_time,
     successor,
 )
+from forebay.unproven import UnprovenRanges
 
 SCAN_HEADER = "forebay-scan"
 """Names the scan that a page in frames is of: neither its store nor its bounds are in the page."""
@@ -80,6 +81,11 @@ class Scan:
             return pairs
         first = stored_time(self.first_ms if oldest_ms is None else max(self.first_ms, oldest_ms))
         return kind.selected(pairs, first, stored_time(self.last_ms))
+
+    def unproven(self, ranges: UnprovenRanges) -> UnprovenRanges:
+        """Those of some unproven ranges in which this list may lack entries."""
+        ends_ms = self.route.store_kind.ends_selected(self.spec, self.first_ms, self.last_ms)
+        return () if ends_ms is None else tuple(one for one in ranges if one.meets(ends_ms))
 
     def items(self, keys: list[bytes], values: list[bytes]) -> list[bytes]:
         """The JSON of each item, of its stored key and its value."""

@@ -24,15 +24,14 @@ from forebay.spark.query_listener import QueryListener
 
 log = logging.getLogger(__name__)
 
-Beat = Callable[[str, int, int], None]
+Beat = Callable[[str, int | None, int], None]
 
 
 class HeartbeatListener(QueryListener):
-    """Calls ``beat(query_id, as_of_ms, batch_id)`` when a batch left no backlog, and while a query is idle.
+    """Calls ``beat(query_id, as_of_ms, batch_id)`` after every batch, and while a query is idle.
 
     ``as_of_ms`` is when the trigger began, before it asked the source for its offsets: everything the source had
-    by then is in the log. ``keep_house(query_id)`` is called after every batch, backlog or not, and while a
-    query is idle.
+    by then is in the log. It is None if the batch left a backlog. ``keep_house(query_id)`` is called as often.
 
     Spark delivers events one by one. Heartbeats are written in a separate thread, only the newest of each query: a
     busy driver must not write outdated ones one after another.
@@ -44,7 +43,7 @@ class HeartbeatListener(QueryListener):
         self._beat = beat
         self._keep_house = keep_house
         self._lock = threading.Lock()
-        self._pending: dict[str, tuple[int, int]] = {}
+        self._pending: dict[str, tuple[int | None, int]] = {}
         self._failures: dict[str, str] = {}
         """By query, why its last heartbeat could not be written: one that stays away is told of once."""
         self._writing = False
@@ -56,15 +55,15 @@ class HeartbeatListener(QueryListener):
         self.started_ms[str(event.runId)] = epoch_ms_of(event.timestamp)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """After a batch that left no backlog."""
+        """After a batch."""
         progress = event.progress
-        if left_no_backlog(progress):
-            self._enqueue(str(progress.id), progress.timestamp, progress.batchId)
+        as_of_ms = epoch_ms_of(progress.timestamp) if left_no_backlog(progress) else None
+        self._enqueue(str(progress.id), as_of_ms, progress.batchId)
         self._maintain(str(progress.id))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """There was nothing new at the trigger."""
-        self._enqueue(str(event.id), event.timestamp, -1)
+        self._enqueue(str(event.id), epoch_ms_of(event.timestamp), -1)
         self._maintain(str(event.id))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
@@ -77,9 +76,10 @@ class HeartbeatListener(QueryListener):
         except Exception:
             log.exception("maintenance of the log failed; it will be retried")
 
-    def _enqueue(self, query_id: str, timestamp: str, batch_id: int) -> None:
+    def _enqueue(self, query_id: str, as_of_ms: int | None, batch_id: int) -> None:
         with self._lock:
-            self._pending[query_id] = (epoch_ms_of(timestamp), batch_id)
+            waiting_ms, _ = self._pending.get(query_id, (None, 0))
+            self._pending[query_id] = (waiting_ms if as_of_ms is None else as_of_ms, batch_id)
             if not self._writing:
                 # When the process ends, nothing more is accepted.
                 with contextlib.suppress(RuntimeError):

@@ -48,7 +48,7 @@ class SessionListeners:
 SESSION_LISTENERS = SessionListeners()
 
 
-def _beat(query_id: str, as_of_ms: int, batch_id: int) -> None:
+def _beat(query_id: str, as_of_ms: int | None, batch_id: int) -> None:
     run = QUERY_RUNS.of(query_id)
     if run is not None:
         beat_run(run, as_of_ms, batch_id)

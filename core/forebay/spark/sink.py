@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Unpack
+from typing import Unpack, get_args
 
 import pyspark
 from pyspark import cloudpickle
@@ -15,12 +15,12 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.query import StreamingQuery
 
 from forebay import partitioning, record_orders
-from forebay.changelog import heartbeat_keys, open_changelog, record_headers
+from forebay.changelog import heartbeat_keys, open_changelog, record_headers, superseded
 from forebay.changelog.sqlite import batches, checksums, log_file, writers
 from forebay.errors import SinkError
 from forebay.spark import batch_murmur2, executor, json_keys, keyed_records, repeated_keys, sorted_runs
 from forebay.spark.columns import ColumnArguments, Selection, lay_out
-from forebay.spark.fill import fill
+from forebay.spark.fill import FILL_PREFIX, FillResult, IfWritten, fill
 from forebay.spark.kafka_columns import kafka_columns
 from forebay.spark.kind_columns import columns_of
 from forebay.spark.plan import holds_records_back
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 _LEAST_SPARK = (4, 0)
 _BY_VALUE = (
-    *(partitioning, batch_murmur2, heartbeat_keys, record_headers, record_orders),
+    *(partitioning, batch_murmur2, heartbeat_keys, record_headers, record_orders, superseded),
     *(checksums, log_file, writers, batches),
     *(executor, json_keys, keyed_records, repeated_keys, sorted_runs),
 )
@@ -145,18 +145,23 @@ class Sink:
         *,
         name: str,
         snapshot: bool = False,
+        max_deleted: int | None = None,
+        if_written: IfWritten = "raise",
         **columns: Unpack[ColumnArguments],
-    ) -> None:
+    ) -> FillResult:
         """Write a batch DataFrame to a store: what its stream lacks, or a correction.
 
             sink.fill(customers, "customers", key="customer", name="customers-2026-08-01")
 
         With ``snapshot`` the store then contains what the DataFrame has: other keys of the log are deleted, which
-        are collected in the driver's memory. ``columns`` are those of ``write``.
+        are collected in the driver's memory, ``max_deleted`` of them at most. Without that number, a DataFrame
+        without rows empties no store. ``columns`` are those of ``write``.
 
-        ``name`` is what is filled in: once it is through, another call of that name does nothing, and one that
-        failed is continued by the next. The rows replace those of a stream that writes the same keys meanwhile, or
-        are replaced by them. Until it is through, the age of the store is unknown. Raises ``SinkError``.
+        ``name`` is what is filled in. One that failed is continued by the next call of that name. Once it is
+        through, another call is refused, or does nothing with ``if_written="skip"``. Returns what was done.
+
+        The rows replace those of a stream that writes the same keys meanwhile, or are replaced by them. Until the
+        fill is through, the age of the store is unknown. Raises ``SinkError``.
         """
         session = _classic_session(df)
         if df.isStreaming:
@@ -165,9 +170,14 @@ class Sink:
         refusal = columns_of(spec).snapshot_refusal
         if snapshot and refusal is not None:
             raise SinkError(f"{store!r} {refusal}.")
+        if max_deleted is not None and not snapshot:
+            raise SinkError(f"{store!r}: only a snapshot deletes keys: max_deleted= needs snapshot=True.")
+        if if_written not in get_args(IfWritten):
+            raise SinkError(f'{store!r}: if_written= is "raise" or "skip", not {if_written!r}.')
         layout = lay_out(df, spec, Selection.of(columns))
-        writer = StoreWriter(self._log, spec, f"fill-{name}", begins_here=True)
-        fill(Write(writer, layout, Slots(spec.partitions), is_fill=True), df, snapshot=snapshot)
+        writer = StoreWriter(self._log, spec, f"{FILL_PREFIX}{name}", begins_here=True)
+        write = Write(writer, layout, Slots(spec.partitions), is_fill=True)
+        return fill(write, df, snapshot=snapshot, max_deleted=max_deleted, if_written=if_written)
 
     def kafka_columns(self, df: DataFrame, store: str, **columns: Unpack[ColumnArguments]) -> DataFrame:
         """A DataFrame's rows as records of a store, for Spark's own Kafka sink.

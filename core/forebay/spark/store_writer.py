@@ -15,6 +15,7 @@ from forebay.spark.compaction import Compaction
 from forebay.spark.destinations import open_destination
 from forebay.spark.query_runs import Output, QueryRun
 from forebay.store_spec import StoreSpec
+from forebay.unproven import UnprovenRanges
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,8 @@ class StoreWriter:
     """By query: a new one of the same writer inherits nothing from the old one."""
     _identities: dict[str, dict[int, str]] = field(default_factory=dict)
     """By query, those of the partitions' logs that it goes on in."""
+    _unproven: dict[str, UnprovenRanges] = field(default_factory=dict)
+    """By query, what the log cannot prove of its state since it was filled from its checkpoint."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -105,6 +108,16 @@ class StoreWriter:
         """Note that the log has what a query wrote, or would have written, before."""
         self._identities[query_id] = self.log.changelog.identities(self.spec.topic)
 
+    def _unproven_of(self, query_id: str) -> UnprovenRanges:
+        """What a copy of the query's checkpoint left unproven: that stays so, whatever the query writes."""
+        if self.spec.spark_state is None or self.spec.store_kind.time_to_end_ms(self.spec) is None:
+            return ()
+        if query_id not in self._unproven:
+            last = self.log.changelog.last_heartbeat(self.spec.topic, self.name)
+            is_of_query = last is not None and last.query_id.partition("/")[0] == query_id
+            self._unproven[query_id] = last.unproven if last is not None and is_of_query else ()
+        return self._unproven[query_id]
+
     def _discontinued(self, finding: str) -> SinkError:
         bootstrap = " or with bootstrap=True to fill the store from this checkpoint first,"
         return SinkError(
@@ -145,7 +158,7 @@ class StoreWriter:
                 self.spec.topic,
                 writer=self.name,
                 query_id=query_id,
-                value=Heartbeat(known, query_id, batch_id, filling).value(),
+                value=Heartbeat(known, query_id, batch_id, filling, unproven=self._unproven_of(query_id)).value(),
                 identities=self.identities(query_id),
             )
             if known is not None:
@@ -154,17 +167,15 @@ class StoreWriter:
             self.log.wrote(self.spec.name, Position(digest, offsets))
 
 
-def beat_run(run: QueryRun, progress_ms: int, batch_id: int) -> None:
-    """Append heartbeats to all that a run writes, after a batch (-1: idle) that left no backlog.
+def beat_run(run: QueryRun, progress_ms: int | None, batch_id: int) -> None:
+    """Append heartbeats to all that a run writes, after a batch (-1: idle), but to what lacks a batch.
 
-    None to what lacks a batch, and none of an idle run that may have records to come. Raises the first error,
-    after trying all.
+    ``progress_ms`` is None if the batch left a backlog. Then, and of an idle run that may have records to come, a
+    heartbeat says only that the run goes on. Raises the first error, after trying all.
     """
-    if batch_id < 0 and run.holds_records_back:
-        return
-    as_of_ms: int | None = progress_ms
-    if run.as_of_limit_ms is not None:
-        as_of_ms = min(progress_ms, run.as_of_limit_ms) if run.as_of_limit_ms >= 0 else None
+    as_of_ms = None if batch_id < 0 and run.holds_records_back else progress_ms
+    if as_of_ms is not None and run.as_of_limit_ms is not None:
+        as_of_ms = min(as_of_ms, run.as_of_limit_ms) if run.as_of_limit_ms >= 0 else None
     errors = []
     for output, writer in list(run.writers.items()):
         failed = run.failed.get(output)

@@ -7,6 +7,7 @@ An aggregate keeps one field or several, in its order in the query: ``avg`` a su
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -16,6 +17,7 @@ from forebay.spark_checkpoint.data_types import AtomicType, DecimalType, Field
 from forebay.spark_checkpoint.errors import StateUnsupported
 
 _IS_EMPTY = "isEmpty"
+_REGISTER = re.compile(r"MS\[\d+\]")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,16 @@ def functions_at(fields: Sequence[Field], position: int) -> tuple[str, ...]:
     """
     fitting = [name for name in FINISHERS if _fits(name, fields[position:])]
     return tuple(sorted(fitting, key=lambda name: -len(FINISHERS[name].buffer)))
+
+
+def is_opaque(field: Field) -> bool:
+    """Whether a field of a buffer has a form that only Spark reads.
+
+    So do aggregates that keep objects, such as ``collect_list`` and ``percentile_approx``, and the registers of
+    ``approx_count_distinct``.
+    """
+    is_object = field.name == "buf" and field.type == AtomicType("binary")
+    return is_object or _REGISTER.fullmatch(field.name) is not None
 
 
 def check_function(function: str, fields: Sequence[Field], position: int) -> None:

@@ -108,6 +108,7 @@ def _field_document(field: StateField) -> dict[str, Any]:
         "name": field.name,
         "type": str(field.type),
         "functions": list(field.functions),
+        "opaque": field.opaque,
     }
 
 
@@ -160,7 +161,8 @@ def _table_lines(table: dict[str, Any]) -> Iterator[Any]:
         grid.add_column(column, overflow="fold")
     for part in ("key", "value"):
         for field in table[part]:
-            grid.add_row(part, field["position"], field["name"], field["type"], " or ".join(field["functions"]))
+            meaning = "nothing: only Spark reads it" if field["opaque"] else " or ".join(field["functions"])
+            grid.add_row(part, field["position"], field["name"], field["type"], meaning)
     yield grid
     if table["key_codec"] is None:
         yield "No key codec takes these key columns."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Literal
 
-from forebay.spark_checkpoint.aggregates import buffer_width, functions_at
+from forebay.spark_checkpoint.aggregates import buffer_width, functions_at, is_opaque
 from forebay.spark_checkpoint.data_types import AtomicType, DataType, Field, StructType
 from forebay.spark_checkpoint.errors import CheckpointFormatUnknown
 from forebay.spark_checkpoint.operators import DEFAULT_STORE, Operator, StateVariable, Store
@@ -43,6 +43,7 @@ class StateField:
 
     ``functions`` has the aggregates whose buffer may begin here, the likeliest first; it is empty for fields that
     are no buffer, and for buffers that are not finished. ``width`` is how many fields the likeliest takes.
+    ``opaque`` if only Spark reads the buffer, so that the field cannot be served.
     """
 
     name: str
@@ -50,6 +51,7 @@ class StateField:
     path: Path
     functions: tuple[str, ...] = ()
     width: int = 1
+    opaque: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ def position_text(path: Path) -> str:
 
 def _field_lines(fields: Sequence[StateField]) -> list[str]:
     """Names occur once in a value: those that repeat get their position behind them."""
+    fields = [field for field in fields if not field.opaque]
     names = [field.functions[0] if field.functions else field.name for field in fields]
     lines = []
     for field, own in zip(fields, names, strict=True):
@@ -187,7 +190,8 @@ def _buffers(struct: StructType, first: int) -> tuple[StateField, ...]:
     while at < len(fields):
         functions = functions_at(fields, at)
         width = buffer_width(functions[0], fields, at) if functions else 1
-        found.append(StateField(fields[at].name, fields[at].type, (at,), functions, width))
+        opaque = not functions and is_opaque(fields[at])
+        found.append(StateField(fields[at].name, fields[at].type, (at,), functions, width, opaque))
         at += width
     return tuple(found)
 

@@ -16,8 +16,12 @@ def content_differences(
     content: ContentIndex,
     partitions: Iterable[Iterable[StateEntry]],
     now_ms: Callable[[], int],
+    is_withdrawn: Callable[[bytes], bool],
 ) -> Iterator[StoreRecord]:
-    """The records that make a log's content equal to what the partitions of a state hold, in which it is noted."""
+    """The records that make a log's content equal to what the partitions of a state hold, in which it is noted.
+
+    What the state does not have is deleted if the conversion says so, or if it is withdrawn.
+    """
     for entries in partitions:
         for record in conversion.load(entries, now_ms()):
             _, log_key, value = record
@@ -25,6 +29,6 @@ def content_differences(
                 yield record
     keys = conversion.mapping.spec.stored_keys
     for key in content.unseen():
-        if conversion.is_gone(key):
+        if conversion.is_gone(key) or is_withdrawn(key):
             content.remove(key)
             yield keys.split_changelog(key, 0).plain, key, None

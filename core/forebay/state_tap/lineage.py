@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from forebay.changelog import Heartbeat
 from forebay.spark_checkpoint import Checkpoint
 from forebay.spark_checkpoint.files import FileStatus
+from forebay.unproven import UnprovenRanges
 
 _DIGEST_DIGITS = 16
 _SEPARATOR = "-"
-_LOG_MEMBER = 2
+_LOG_MEMBER, _TIME_MEMBER = 2, 3
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class TapPosition:
     """The batch up to which a log has a checkpoint's state, and the copy that it goes on from.
 
     ``copy`` changes whenever the whole state is compared with the log anew. ``lineage`` is that of the batch, see
-    ``lineage_of``. ``batch`` is -1 until the first copy is whole.
+    ``lineage_of``. ``batch`` is -1 until the first copy is whole. ``watermark_ms`` and ``unproven`` are those of
+    ``Heartbeat``: until a copy is whole, of the position that it continues.
     """
 
     checkpoint_id: str
@@ -29,6 +31,8 @@ class TapPosition:
     batch: int
     lineage: str | None
     filling: bool = False
+    watermark_ms: int | None = None
+    unproven: UnprovenRanges = ()
 
     @property
     def query_id(self) -> str:
@@ -37,13 +41,29 @@ class TapPosition:
 
     def heartbeat(self, as_of_ms: int | None) -> Heartbeat:
         """A heartbeat at this position."""
-        return Heartbeat(as_of_ms, self.query_id, self.batch, self.filling, self.lineage)
+        return Heartbeat(
+            as_of_ms,
+            self.query_id,
+            self.batch,
+            self.filling,
+            self.lineage,
+            self.watermark_ms,
+            self.unproven,
+        )
 
     @classmethod
     def of(cls, heartbeat: Heartbeat) -> TapPosition:
         """The position that a heartbeat states; that of a sink has no copy, and may lack keys of the state."""
         checkpoint_id, _, copy = heartbeat.query_id.partition("/")
-        return cls(checkpoint_id, copy, heartbeat.batch_id, heartbeat.lineage, heartbeat.filling or not copy)
+        return cls(
+            checkpoint_id,
+            copy,
+            heartbeat.batch_id,
+            heartbeat.lineage,
+            heartbeat.filling or not copy,
+            heartbeat.watermark_ms,
+            heartbeat.unproven,
+        )
 
 
 def new_copy() -> str:
@@ -84,6 +104,20 @@ def is_continued(checkpoint: Checkpoint, position: TapPosition, mapping_digest: 
     files = checkpoint.files
     current = lineage_of(files.read, files.stat, position.batch, mapping_digest, log)
     return current.split(_SEPARATOR)[: len(members)] == members
+
+
+def is_planned_alike(checkpoint: Checkpoint, position: TapPosition) -> bool:
+    """Whether the checkpoint has the position's batch with the same plan and end, though it may have been run
+    again."""
+    current = lineage_of(checkpoint.files.read, checkpoint.files.stat, position.batch, "", "")
+    return current.split(_SEPARATOR)[0] == (position.lineage or "").split(_SEPARATOR)[0] != ""
+
+
+def ended_ms(position: TapPosition) -> int | None:
+    """When the position's batch ended, in epoch milliseconds; None of an earlier version."""
+    members = (position.lineage or "").split(_SEPARATOR)
+    time = members[_TIME_MEMBER] if len(members) > _TIME_MEMBER else ""
+    return int(time) if time.isdigit() else None
 
 
 def is_in_log(position: TapPosition, log: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from forebay.codecs.keys import TOTAL_KEYS
 from forebay.errors import TopologyError
@@ -57,6 +58,7 @@ class TableMapping:
         self._check()
         self.keys = KeyEncoder(spec, tuple(field.path for field in self.table.key))
         columns = spec.spark_state.columns or _own_columns(spec, self.table)
+        _refuse_opaque(spec, columns, self.table)
         self.values = ValueEncoder([_member(spec, column, self.family.value) for column in columns])
         self.members = {column.name: _result_type(spec, column, self.family.value) for column in columns}
         """The members of a value, or of each value of a list, and the types of which they are written."""
@@ -73,6 +75,11 @@ class TableMapping:
     def copy_deletes(self) -> bool:
         """Whether a copy of the state may delete keys that the log has and the state lacks."""
         return self.deletes or self.table.kind == "session"
+
+    @property
+    def keeps_ended(self) -> bool:
+        """Whether the store keeps entries with an end that have left the state."""
+        return not self.deletes and self.spec.store_kind.time_to_end_ms(self.spec) is not None
 
     def window_start_ms(self, key: Row) -> int:
         """When a window starts, of its key; raises ``StateUnsupported`` if it is as long as no window of the
@@ -153,7 +160,9 @@ def _own_columns(spec: StoreSpec, table: Table) -> tuple[StateColumn, ...]:
     doubtful = table.has_buffers and any(len(field.functions) != 1 for field in table.value)
     if len(set(names)) < len(names) or doubtful:
         shown = ", ".join(
-            f'{{ name = "…", position = {position_text(field.path)}{_function(field)} }}' for field in table.value
+            f'{{ name = "…", position = {position_text(field.path)}{_function(field)} }}'
+            for field in table.value
+            if not field.opaque
         )
         raise TopologyError(
             f"The state for {spec.name!r} has buffers of aggregates, whose names and meaning only the query's "
@@ -163,6 +172,17 @@ def _own_columns(spec: StoreSpec, table: Table) -> tuple[StateColumn, ...]:
         StateColumn(field.name, field.path, field.functions[0] if field.functions else None)
         for field in table.value
     )
+
+
+def _refuse_opaque(spec: StoreSpec, columns: Sequence[StateColumn], table: Table) -> None:
+    opaque = {field.path: field.name for field in table.value if field.opaque}
+    named = [f"{column.name!r} ({opaque[column.path]})" for column in columns if column.path in opaque]
+    if named:
+        raise TopologyError(
+            f"The fields {', '.join(named)} of {spec.name!r} are buffers that only Spark reads, as those of "
+            "collect_list, percentile_approx and approx_count_distinct. Leave them out of its spark_state. To "
+            "serve them, write what the query puts out with the sink."
+        )
 
 
 def _function(field: StateField) -> str:

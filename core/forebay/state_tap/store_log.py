@@ -74,14 +74,17 @@ class StoreLog:
         content.load(log_content(self._changelog, self._spec))
         return content
 
+    def other_writers(self) -> list[str]:
+        """Who else writes to the log."""
+        return sorted(self._changelog.writers(self._spec.topic) - {self._writer})
+
     def require_own(self, *, take_over: bool) -> None:
         """Raise ``ChangelogError`` if a copy may delete what others wrote.
 
         That is so while the log has another writer. Before this one has written, every row is another's: with
         ``take_over`` those may go.
         """
-        name = self._spec.name
-        others = sorted(self._changelog.writers(self._spec.topic) - {self._writer})
+        name, others = self._spec.name, self.other_writers()
         if others:
             raise ChangelogError(
                 f"The log of {name!r} is also written by {', '.join(others)}: a copy of the state would delete "
@@ -111,8 +114,8 @@ class StoreLog:
         )
         self._on_written(rows.count)
 
-    def beat(self, position: TapPosition, as_of_ms: int) -> None:
-        """Append a heartbeat: the source is in the log up to a time."""
+    def beat(self, position: TapPosition, as_of_ms: int | None) -> None:
+        """Append a heartbeat: the source is in the log up to a time, as far as that is known."""
         self._changelog.append_heartbeat(
             self._spec.topic,
             writer=self._writer,

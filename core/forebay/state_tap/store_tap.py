@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
+from typing import Any
 
 from forebay.changelog import Changelog
 from forebay.spark_checkpoint import Checkpoint
@@ -22,6 +24,7 @@ from forebay.state_tap.batch_rows import BatchRows
 from forebay.state_tap.content_differences import content_differences
 from forebay.state_tap.conversion import Conversion, open_conversion
 from forebay.state_tap.copy_attempts import CopyAttempts
+from forebay.state_tap.gap import Gap, gap_before, still_unproven
 from forebay.state_tap.lineage import (
     TapPosition,
     is_continued,
@@ -41,6 +44,8 @@ log = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 20_000
 """So many records of a copy are written together."""
+_SIGN_OF_LIFE_MS = 10_000
+"""So often a tap appends a heartbeat that says nothing else: as often as Spark reports an idle query."""
 CANNOT_FOLLOW = (VersionPurged, LineageMismatch, CheckpointFileCorrupt)
 """What a batch's changes may be lost to: the state is copied anew."""
 
@@ -81,6 +86,7 @@ class StoreTap:
         """Whether something failed between reading changes and writing their records: what is remembered of the
         state is ahead of the log then."""
         self._as_of_ms: int | None = None
+        self._beat_due_ms = 0
 
     @property
     def batch(self) -> int | None:
@@ -102,6 +108,7 @@ class StoreTap:
             return
         has_all = written is not None and not written.filling and is_in_log(written, self._log.identity)
         self._is_filling = not has_all
+        self._position = written
         self.copy(newest, why_not_continued(written, self._log.identity))
 
     def has_batch(self) -> bool:
@@ -133,7 +140,7 @@ class StoreTap:
             return self.copy(batch, "the operator, its schema or its partitions have changed")
         if self._content is not None:
             try:
-                return self._compare(batch)
+                return self._compare(batch, Gap())
             except CANNOT_FOLLOW as error:
                 return self.copy(self._checkpoint.newest_batch(), str(error), compares=True)
         # Before it is read: if it is run again meanwhile, what was read is not continued.
@@ -191,14 +198,17 @@ class StoreTap:
         if mapping.copy_deletes:
             self._log.require_own(take_over=self._take_over)
         log.info("%s: the state of batch %d is copied to its log, as %s", self.spec.name, batch, reason)
+        gap = self._gap(batch, mapping, compares=compares)
         lineage = unfinished_lineage(self._log.identity)
-        position = TapPosition(self._checkpoint.id, new_copy(), -1, lineage, filling=self._is_filling)
+        position = TapPosition(
+            self._checkpoint.id, new_copy(), -1, lineage, self._is_filling, gap.proven_ms, gap.unproven
+        )
         self._adopt(position, mapping)
         self._is_interrupted = True
         # Whoever wrote under this name until now adds nothing behind what is read.
         self._log.write(position, BatchRows(self.spec), batch_id=None)
         self._content = content = self._log.content()
-        written = self._compare(batch)
+        written = self._compare(batch, gap)
         self._is_filling = False
         if not compares:
             self._content = None
@@ -210,6 +220,17 @@ class StoreTap:
             content.removed,
         )
         return written
+
+    def _gap(self, batch: int, mapping: TableMapping, *, compares: bool) -> Gap:
+        """What a copy cannot tell of entries that have left the state, and are to stay in the store."""
+        position, spec = self._position, self.spec
+        if not mapping.keeps_ended:
+            return Gap()
+        if compares and position is not None and position.batch == batch - 1:
+            # No batch was left out.
+            return Gap(position.watermark_ms, position.unproven)
+        withdraws, has_all = not self._log.other_writers(), not self._is_filling
+        return gap_before(self._checkpoint, spec, position, batch, has_all=has_all, withdraws=withdraws)
 
     def expire(self) -> int:
         """Delete what Spark hides from now on, though its state still holds it; returns how many records that
@@ -235,13 +256,18 @@ class StoreTap:
         return rows.count
 
     def beat(self, as_of_ms: int | None) -> None:
-        """State up to when the source is in the log; None says nothing new."""
-        position = self._position
+        """State up to when the source is in the log; None says nothing new.
+
+        Without news, state every ten seconds that the tap runs: workers name a writer that is silent.
+        """
+        position, now_ms = self._position, self._now_ms()
         assert position is not None
-        if as_of_ms is None or (self._as_of_ms is not None and as_of_ms <= self._as_of_ms):
+        is_news = as_of_ms is not None and (self._as_of_ms is None or as_of_ms > self._as_of_ms)
+        if not is_news and now_ms < self._beat_due_ms:
             return
-        self._as_of_ms = as_of_ms
-        self._log.beat(position, as_of_ms)
+        self._as_of_ms = as_of_ms if is_news else self._as_of_ms
+        self._beat_due_ms = now_ms + _SIGN_OF_LIFE_MS
+        self._log.beat(position, self._as_of_ms)
 
     def _now_ms(self) -> int:
         return int(self._clock_ms())
@@ -275,8 +301,8 @@ class StoreTap:
             self._remember(self._position.batch)
             self._is_interrupted = False
 
-    def _compare(self, batch: int) -> int:
-        """Write where the log differs from the state as a batch left it."""
+    def _compare(self, batch: int, gap: Gap) -> int:
+        """Write where the log differs from the state as a batch left it, and withdraw what is in a gap."""
         conversion, position, content = self._conversion, self._position, self._content
         assert conversion is not None
         assert position is not None
@@ -286,7 +312,9 @@ class StoreTap:
         conversion.clear()
         content.begin()
         partitions = (self._entries(each, batch) for each in range(conversion.mapping.table.partitions))
-        differences, written = content_differences(conversion, content, partitions, self._now_ms), 0
+        is_withdrawn = partial(gap.is_withdrawn, self.spec)
+        differences = content_differences(conversion, content, partitions, self._now_ms, is_withdrawn)
+        written = 0
         while (rows := self._next_rows(differences)).count == _ROWS_AT_ONCE:
             self._log.write(position, rows, batch_id=None)
             written += rows.count
@@ -309,10 +337,20 @@ class StoreTap:
         checkpoint, digest = self._checkpoint, self._conversion.mapping.digest
         return lineage_of(checkpoint.ended_file, checkpoint.ended_status, batch, digest, self._log.identity)
 
+    def _proven(self, batch: int) -> dict[str, Any]:
+        """What a position says of entries that have ended, once the log has a batch."""
+        assert self._position is not None
+        assert self._conversion is not None
+        if not self._conversion.mapping.keeps_ended:
+            return {"watermark_ms": None, "unproven": ()}
+        watermark_ms = self._checkpoint.ended_offsets(batch).watermark_ms
+        unproven = still_unproven(self._position.unproven, self.spec, watermark_ms)
+        return {"watermark_ms": watermark_ms, "unproven": unproven}
+
     def _append(self, batch: int, lineage: str, rows: BatchRows, *, batch_id: int | None) -> None:
         """Write the last rows of a batch, after which the log has it."""
         position = self._position
         assert position is not None
-        reached = replace(position, batch=batch, lineage=lineage, filling=False)
+        reached = replace(position, batch=batch, lineage=lineage, filling=False, **self._proven(batch))
         self._log.write(reached, rows, batch_id=batch_id)
         self._position = reached

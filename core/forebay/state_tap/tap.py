@@ -162,10 +162,10 @@ class StateTap:
 
     def _beat(self, checkpoint: Checkpoint, taps: list[StoreTap], batch: int) -> None:
         offsets = self._offsets(checkpoint, batch)
+        as_of_ms = None if offsets is None else self._ends.as_of_ms(offsets)
+        for tap in taps:
+            self._patiently(tap.beat, as_of_ms)
         if offsets is not None:
-            as_of_ms = self._ends.as_of_ms(offsets)
-            for tap in taps:
-                self._patiently(tap.beat, as_of_ms)
             self._ends.observe(offsets)
 
     def _offsets(self, checkpoint: Checkpoint, batch: int) -> Offsets | None:

@@ -80,6 +80,10 @@ class StoreKind(KeyLayout, Protocol):
         """How long after the first time of its stored key an entry ends; None if ends do not move stream time."""
         return None
 
+    def ends_selected(self, store: Retention, first_ms: int, last_ms: int) -> tuple[int, int] | None:
+        """The ends, half-open, that entries may have which these times select; None if entries have no end."""
+        return None
+
     @property
     def has_single_values(self) -> bool:
         """Whether a key has one value at a time, so that it can be read and followed without a list."""

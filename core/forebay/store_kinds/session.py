@@ -43,5 +43,9 @@ class SessionKind(StoreKind):
     def log_retention(self, store: Retention) -> LogRetention:
         return LogRetention(records_ms=store.retention_ms)
 
+    def ends_selected(self, store: Retention, first_ms: int, last_ms: int) -> tuple[int, int] | None:
+        # However early one has begun, it may have ended at any later time.
+        return first_ms, MAX_TIME_MS
+
     def time_to_end_ms(self, store: Retention) -> int | None:
         return 0

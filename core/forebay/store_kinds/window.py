@@ -41,5 +41,9 @@ class WindowKind(StoreKind):
     def log_retention(self, store: Retention) -> LogRetention:
         return LogRetention(records_ms=store.retention_ms)
 
+    def ends_selected(self, store: Retention, first_ms: int, last_ms: int) -> tuple[int, int] | None:
+        size_ms = store.window_size_ms or 0
+        return first_ms + size_ms, last_ms + size_ms
+
     def time_to_end_ms(self, store: Retention) -> int | None:
         return store.window_size_ms or 0

@@ -49,6 +49,13 @@ def why_unproven(
             retry_after_s=1,
             **members,
         )
+    if view.unwritten:
+        return NotReady(
+            f"Nobody has written to this partition of {spec.name!r} yet, so a missing key proves nothing. Start "
+            "the store's query or tap. A query that writes by Spark's own Kafka sink needs sink.heartbeats.",
+            retry_after_s=1,
+            **members,
+        )
     try:
         forgotten = plain is not None and is_forgotten(admitted, plain, as_of_ms)
     except NotReady as problem:

@@ -19,10 +19,10 @@ from forebay.rest.answers import (
 )
 from forebay.rest.event_loop_turns import in_turns
 from forebay.rest.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
-from forebay.rest.list_bodies import joined_position, list_head, list_tail
+from forebay.rest.list_bodies import joined_position, list_head, list_tail, without_unproven
 from forebay.rest.list_routes import ScanRoute
 from forebay.rest.parameters import ReadParameters
-from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE, ScanPage, first_end, merging
+from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE, UNPROVEN, ScanPage, first_end, merging
 from forebay.rest.scans import Cursor, Scan, make_scan, scan_head
 from forebay_worker.reads.latest_entries import Entries, latest_entries
 from forebay_worker.reads.misses import why_unproven
@@ -130,7 +130,7 @@ class Scans:
         if problem is not None:
             raise admission.refusal(admitted, problem)
         yield from _read_page(page, scan, admitted, cursor, parameters.limit, page_bytes)
-        page.source = _source(admission, admitted)
+        page.source = {**_source(admission, admitted), **_unproven(scan, admitted)}
 
 
 def _require_of(partition: int, cursor: Cursor | None, scan: Scan) -> None:
@@ -189,11 +189,17 @@ def _source(admission: Admission, admitted: Admitted) -> dict[str, Any]:
     return provenance_members(admission.replica_info(admitted).source)
 
 
+def _unproven(scan: Scan, admitted: Admitted) -> dict[str, Any]:
+    """The ranges in which a page may lack entries, as they are now that it was read; nothing without any."""
+    ranges = scan.unproven(admitted.replica.view.still_unproven)
+    return {UNPROVEN: ranges} if ranges else {}
+
+
 def _source_head(*pages: ScanPage) -> bytes:
     """The replica's header lines if one replica answered; none if several did."""
     if len(pages) != 1:
         return b""
-    source = pages[0].source
+    source = without_unproven(pages[0].source)
     return replica_info_head(ReplicaInfo(**{**source, "lag": Lag(**source["lag"])}))
 
 

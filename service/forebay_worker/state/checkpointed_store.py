@@ -116,6 +116,8 @@ class CheckpointedStore:
             queries=found.queries,
             filling=found.filling,
             misplaced_keys=found.misplaced_keys,
+            unproven=found.unproven,
+            beat_epoch_ms=found.beat_epoch_ms,
             partitions_found=found.partitions_found,
         )
         if found.position != position:

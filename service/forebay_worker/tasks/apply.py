@@ -27,6 +27,8 @@ def resume(replica: Replica, committed: CommittedOffset) -> None:
         progress=progress,
         was_checked=False,
         filling=bool(committed.filling),
+        unproven=committed.unproven_by_any,
+        beat_epoch_ms=committed.beat_epoch_ms,
         stream_time_ms=committed.stream_time_ms,
         swept_to_ms=swept_to_ms(replica.view.store),
         epochs=committed.epochs,
@@ -94,6 +96,8 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     replica.publish(
         progress=progress,
         filling=bool(after.filling),
+        unproven=after.unproven_by_any,
+        beat_epoch_ms=after.beat_epoch_ms,
         stream_time_ms=after.stream_time_ms,
         **_restored(replica, after),
     )
@@ -178,6 +182,7 @@ def _commit(replica: Replica, before: CommittedOffset, after: CommittedOffset, f
     """Write changes and offset; from before the first write, readers know how far the content may be.
 
     They know of a filling before the content that they may miss something in, and until after all it was to have.
+    So they do of what is unproven: its entries may be deleted by the same batch.
     """
     view = replica.view
     applying = view.progress._replace(applying_to=max(before.content_before, after.content_before))
@@ -186,6 +191,8 @@ def _commit(replica: Replica, before: CommittedOffset, after: CommittedOffset, f
     replica.publish(progress=applying, epochs=after.epochs, proof=proof)
     if after.filling and not view.filling:
         replica.publish(filling=True)
+    if after.unproven:
+        replica.publish(unproven=after.unproven_by_any)
     store = view.store
     for key, value in fold.changes.items():
         if value is None:

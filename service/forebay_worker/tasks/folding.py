@@ -11,6 +11,7 @@ from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import USER_TAG
 from forebay.stored_versions import encode_version
+from forebay.unproven import UnprovenRanges
 from forebay_worker.tasks.record_check import first_bad_record
 
 KEYS_ALL_CHECKED = 1_000
@@ -28,7 +29,8 @@ class Fold:
 
     ``changes`` maps stored keys to their last value, None to delete. In a store with ``latest_by`` each order of a
     key has a stored key of its own, and reads take the highest, so that the order of the records does not matter.
-    ``as_of_epoch_ms``, ``queries``, ``filling`` and ``stream_time_ms`` belong to the offset to commit with them.
+    ``as_of_epoch_ms``, ``queries``, ``filling``, ``unproven``, ``beat_epoch_ms`` and ``stream_time_ms``
+    belong to the offset to commit with them.
     """
 
     as_of_epoch_ms: dict[str, int | None]
@@ -36,6 +38,8 @@ class Fold:
     stream_time_ms: int | None
     filling: set[str]
     changes: dict[bytes, bytes | None] = field(default_factory=dict)
+    unproven: dict[str, UnprovenRanges] = field(default_factory=dict)
+    beat_epoch_ms: dict[str, int] = field(default_factory=dict)
     ahead: int = 0
     """How many records had a time too far after their own timestamp to move stream time."""
 
@@ -47,6 +51,8 @@ class Fold:
             dict(committed.queries),
             committed.stream_time_ms,
             set(committed.filling),
+            unproven=dict(committed.unproven),
+            beat_epoch_ms=dict(committed.beat_epoch_ms),
         )
 
     def add(self, spec: StoreSpec, records: Sequence[Record]) -> None:
@@ -55,7 +61,7 @@ class Fold:
             self._add_changes(spec, records)
             for record in records:
                 if record[4]:
-                    self._see_heartbeat(record[1], record[2])
+                    self._see_heartbeat(record[1], record[2], record[3])
         except (TypeError, ValueError, OverflowError) as error:
             raise first_bad_record(spec, records) or error from None
 
@@ -89,12 +95,14 @@ class Fold:
         else:
             self.stream_time_ms = end_ms
 
-    def _see_heartbeat(self, key: bytes, value: bytes | None) -> None:
+    def _see_heartbeat(self, key: bytes, value: bytes | None, timestamp_ms: int) -> None:
         writer = key[_HEARTBEAT_PREFIX:].decode()
         if value is None:
             self.as_of_epoch_ms.pop(writer, None)
             self.queries.pop(writer, None)
             self.filling.discard(writer)
+            self.unproven.pop(writer, None)
+            self.beat_epoch_ms.pop(writer, None)
             return
         beat = Heartbeat.parse(value)
         as_of_ms = beat.as_of_ms
@@ -103,6 +111,10 @@ class Fold:
             as_of_ms = self.as_of_epoch_ms.get(writer)
         self.as_of_epoch_ms[writer] = as_of_ms
         self.queries[writer] = beat.query_id
+        self.beat_epoch_ms[writer] = timestamp_ms
+        self.unproven.pop(writer, None)
+        if beat.unproven:
+            self.unproven[writer] = beat.unproven
         if beat.filling:
             self.filling.add(writer)
         else:
@@ -147,6 +159,8 @@ def advance(
         replay_beginning=before.replay_beginning if _has_begun(before) else batch.beginning,
         proof=batch.proof(before.proof),
         epochs=_epochs_after(before, batch),
+        unproven=fold.unproven,
+        beat_epoch_ms=fold.beat_epoch_ms,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from forebay.lag import EMPTY_PROGRESS, Progress
@@ -10,6 +10,7 @@ from forebay.log_epochs import EpochStart, OffsetAndEpoch
 from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.state_store import StateStore
 from forebay.store_spec import StoreSpec
+from forebay.unproven import UnprovenRange, UnprovenRanges, kept
 from forebay_worker.tasks.doubts import Doubt, log_cut, misplaced, repartitioned
 from forebay_worker.tasks.recent_changes import RecentChanges
 
@@ -31,6 +32,8 @@ class ReplicaView(NamedTuple):
     """Whether an end of the log was ever reached: until then a missing key proves nothing."""
     filling: bool = False
     """Whether its log is being filled with what a writer's source already holds: a missing key proves nothing."""
+    unproven: UnprovenRanges = ()
+    """The ends of entries whose last values its log may lack, expired ones included."""
     diverged: bool = False
     """Its content was not that of the log, or is lost, and the rebuild is not done."""
     was_checked: bool = False
@@ -45,6 +48,8 @@ class ReplicaView(NamedTuple):
     """The newest epochs of the log, as far as records of them were applied."""
     proof: OffsetAndEpoch | None = None
     """The point after the last record applied, None if unknown."""
+    beat_epoch_ms: Mapping[str, int] = {}
+    """When each writer's newest heartbeat was appended."""
     stream_time_ms: int | None = None
     swept_to_ms: int | None = None
     """Up to when its store's entries were deleted as expired, by a shorter retention maybe."""
@@ -62,6 +67,7 @@ class ReplicaView(NamedTuple):
             recent_changes=RecentChanges(),
             restored=False,
             filling=False,
+            unproven=(),
             diverged=True,
             was_checked=False,
             misplaced_keys=(),
@@ -85,6 +91,11 @@ class ReplicaView(NamedTuple):
     def knows_all_keys(self) -> bool:
         """Whether an end of the log was reached that had all keys of its source."""
         return self.restored and not self.filling
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether nobody has ever written to its log: a sink or a tap leaves heartbeats in each partition."""
+        return not self.spec.external and self.progress.position == 0
 
     @property
     def repartitioned(self) -> bool:
@@ -120,6 +131,22 @@ class ReplicaView(NamedTuple):
     def history_begins_ms(self) -> int | None:
         """The time since which all versions are kept, as in ``forebay.retention``; None if all ever were."""
         return self._later(history_begins_ms(self.spec, self.stream_time_ms))
+
+    @property
+    def still_unproven(self) -> UnprovenRanges:
+        """The ends of entries whose last values its log may lack, and which have not expired."""
+        # Almost always there are none.
+        return kept(self.unproven, self._oldest_end_ms) if self.unproven else ()
+
+    def is_kept(self, unproven: UnprovenRange) -> bool:
+        """Whether entries of an unproven range have not expired."""
+        return bool(kept((unproven,), self._oldest_end_ms))
+
+    @property
+    def _oldest_end_ms(self) -> int | None:
+        oldest_ms = self.oldest_kept_ms
+        to_end_ms = self.spec.store_kind.time_to_end_ms(self.spec) or 0
+        return None if oldest_ms is None else oldest_ms + to_end_ms
 
     def _later(self, by_retention_ms: int | None) -> int | None:
         if by_retention_ms is None or self.swept_to_ms is None:

@@ -37,6 +37,7 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
         filling=replica.view.filling or bool(offset.filling),
         epochs=offset.epochs,
         proof=offset.proof if offset.pending_end is None else None,
+        unproven=offset.unproven_by_any,
     )
     store.ingest(path, tp, offset)
     replica.publish(
@@ -46,6 +47,8 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
             consistent_position=offset.consistent_position,
         ),
         filling=bool(offset.filling),
+        unproven=offset.unproven_by_any,
+        beat_epoch_ms=offset.beat_epoch_ms,
         stream_time_ms=offset.stream_time_ms,
     )
     replica.failure = replica.storage_fault = None

@@ -47,6 +47,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, 
     with running_cluster(directory, topology_text=TOPOLOGY + UNKNOWN) as cluster:
         cluster.put("counts", {key.encode(): b"%d" % number for number, key in enumerate(KEYS)})
         cluster.put("hours", {b"jfk" + (1000).to_bytes(8, "big"): b"1"})
+        cluster.put("elsewhere", {})
         address, path = f"127.0.0.1:{free_port()}", directory / "worker.sock"
         cluster.start_worker(address, "--listen", f"{address},unix:{path}", ready=False)
         for other in [*cluster.workers, *(cluster.start_worker(ready=False) for _ in range(2))]:

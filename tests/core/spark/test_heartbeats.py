@@ -36,6 +36,30 @@ def test_only_each_querys_newest_heartbeat_waits():
     assert len(written) <= 3, "one was being written, and one of each waited"
 
 
+def test_batch_that_left_a_backlog_shows_that_the_query_runs():
+    """It claims no age, and takes none away from a heartbeat that waits."""
+    from forebay.spark.heartbeats import HeartbeatListener
+
+    written: list[int | None] = []
+    go_on = threading.Event()
+
+    def beat(query: str, as_of_ms: int | None, batch: int) -> None:
+        go_on.wait(10)
+        written.append(as_of_ms)
+
+    def progress(batch: int, end: str) -> SimpleNamespace:
+        source = SimpleNamespace(endOffset=end, latestOffset="3")
+        return SimpleNamespace(progress=SimpleNamespace(batchId=batch, sources=[source], **vars(idle("a", 1_000))))
+
+    listener = HeartbeatListener(beat, lambda query_id: None)
+    listener.onQueryProgress(progress(0, "1"))
+    wait_until(lambda: not listener._pending, "the first is being written")
+    listener.onQueryProgress(progress(1, "3"))
+    listener.onQueryProgress(progress(2, "2"))
+    go_on.set()
+    wait_until(lambda: written == [None, 1_000], "both heartbeats")
+
+
 def test_failed_heartbeat_blocks_no_other():
     from forebay.spark.heartbeats import HeartbeatListener
 

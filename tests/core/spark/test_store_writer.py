@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from forebay.changelog import Heartbeat
 from forebay.changelog.sqlite.batches import append_batch
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.log_file import WriteRefused
 from forebay.errors import BatchConflict, SinkError
 from forebay.task_ids import TopicPartition
 from forebay.topology_file import parse_topology
+from forebay.unproven import UnprovenRange
 
 pytestmark = pytest.mark.spark
 
@@ -73,14 +75,14 @@ def test_available_now_heartbeat_is_no_newer_than_its_start(changelog, run, limi
     assert as_ofs(changelog, "first") == [expected]
 
 
-def test_idle_run_that_holds_records_back_gets_no_heartbeat(changelog, run):
-    """Records may wait at its source for up to `maxTriggerDelay`."""
+def test_idle_run_that_holds_records_back_claims_nothing_newer(changelog, run):
+    """Records may wait at its source for up to `maxTriggerDelay`. So it is after a batch that left a backlog."""
     from forebay.spark.store_writer import beat_run
 
     run.holds_records_back = True
-    for as_of_ms, batch_id in ((1_000, 0), (2_000, -1), (3_000, 1), (4_000, -1)):
+    for as_of_ms, batch_id in ((1_000, 0), (2_000, -1), (3_000, 1), (4_000, -1), (None, 2)):
         beat_run(run, as_of_ms, batch_id)
-    assert as_ofs(changelog, "first") == [1_000, 3_000]
+    assert as_ofs(changelog, "first") == [1_000, 1_000, 3_000, 3_000, 3_000]
 
 
 def test_partition_lost_under_a_query_refuses_it_for_good(tmp_path):
@@ -126,3 +128,24 @@ def test_reset_log_does_not_stop_other_stores_heartbeats(changelog, run):
     with pytest.raises(SinkError, match="first: the log 't-first-changelog' was reset or replaced while query q"):
         beat_run(run, 2_000, 1)
     assert (as_ofs(changelog, "first"), as_ofs(changelog, "second")) == ([], [1_000, 2_000])
+
+
+def test_sink_keeps_what_a_copy_of_its_checkpoint_left_unproven(tmp_path):
+    """Another query begins with its source, and lacks nothing."""
+    from forebay.spark.store_writer import SinkLog, StoreWriter
+
+    store = {"name": "first", "kind": "window", "window_size_ms": 1_000, "retention_ms": 10_000, "spark_state": {}}
+    subtopology = {"name": "all", "partitions": 1, "store": [store]}
+    (spec,) = parse_topology({"application_id": "t", "subtopology": [subtopology]}).stores.values()
+    changelog = SqliteChangelog(tmp_path)
+    changelog.ensure(spec)
+    gap = (UnprovenRange(None, 5_000),)
+    copied = Heartbeat(None, "q/copy", 3, unproven=gap).value()
+    changelog.append_heartbeat(spec.topic, writer="w", query_id="q/copy", value=copied)
+
+    def unproven_after(query_id: str) -> object:
+        StoreWriter(SinkLog(changelog, ()), spec, "w").beat(query_id, None, 4)
+        last = changelog.last_heartbeat(spec.topic, "w")
+        return last is not None and last.unproven
+
+    assert (unproven_after("q"), unproven_after("q"), unproven_after("other")) == (gap, gap, ())

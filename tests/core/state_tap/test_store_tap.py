@@ -459,8 +459,10 @@ def test_copy_claims_its_name_before_it_reads_the_log(spark_4_0, changelog, tapp
 
     class Watched(SqliteChangelog):
         def consumer(self, *, replay: bool = False) -> Any:
-            with pytest.raises(ChangelogError, match="Two queries write as 'tapped'"):
+            with pytest.raises(ChangelogError, match=r"this tap of query .*, start this tap again") as told:
                 first.follow(1)
+            # That of a sink: a tap has no such option.
+            assert "writer=" not in str(told.value)
             refused.append(True)
             return super().consumer(replay=replay)
 
@@ -741,3 +743,31 @@ def test_a_store_that_cannot_have_the_state_is_refused(spark_4_0, name, spec, er
         tap.begin(query.end_all())
     for word in words:
         assert word in str(caught.value)
+
+
+def test_tap_shows_that_it_runs_though_nothing_is_new(spark_4_0, tmp_path, changelog):
+    """It repeats the age that it knows: a log that is compacted has the newest heartbeat only."""
+    spec, now_ms = SPECS["aggregation"], [NOW_MS]
+    changelog.ensure(spec)
+    query = RunningQuery(spark_4_0.path("aggregation-default"), tmp_path / "checkpoint")
+    query.end(0)
+    tap = StoreTap(query.checkpoint, spec, changelog, lambda: now_ms[0])
+    tap.begin(0)
+    stated: list[int | None] = []
+    append = changelog.append_heartbeat
+    changelog.append_heartbeat = lambda *args, **named: (
+        stated.append(Heartbeat.parse(named["value"]).as_of_ms),
+        append(*args, **named),
+    )[1]
+    for at_ms, as_of_ms in (
+        (0, None),
+        (1, None),
+        (2_000, 5),
+        (3_000, 5),
+        (11_999, 5),
+        (12_000, None),
+        (22_000, 5),
+    ):
+        now_ms[0] = NOW_MS + at_ms
+        tap.beat(as_of_ms)
+    assert stated == [None, 5, 5, 5]

@@ -14,6 +14,7 @@ from forebay.changelog.kafka.topics import passes
 from forebay.changelog.kafka.url import KafkaUrl
 from forebay.changelog.kafka.writer_ownership import known_writers, take_ownership
 from forebay.changelog.record_headers import COMPLETED_HEADER, HEARTBEAT_HEADER
+from forebay.changelog.superseded import superseded
 from forebay.clock import boot_ms
 from forebay.errors import BatchConflict, ChangelogError, ChangelogUnreachable
 
@@ -132,11 +133,8 @@ class HeartbeatWriter:
     def supersede(self) -> BatchConflict:
         """Refuse all further heartbeats: claiming the name again would only fence the other query."""
         self.close()
-        self._superseded = BatchConflict(
-            f"Two queries write as {self._writer!r} to {self._topic!r}: query {self._query_id} was superseded by "
-            "another. Stop one of them, or give each its own writer=. If the other is gone for good: forebay "
-            "changelog retire-writer."
-        )
+        told = superseded(self._writer, str(self._query_id))
+        self._superseded = BatchConflict(f"{self._topic}: {told}")
         return self._superseded
 
     def close(self) -> None:

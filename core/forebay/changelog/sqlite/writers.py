@@ -20,6 +20,7 @@ from forebay.changelog.sqlite.log_file import (
     connect,
     transaction,
 )
+from forebay.changelog.superseded import superseded
 
 _INSERT = f"{INSERT_INTO}(?, ?, ?, ?, ?, ?)"
 _COMPLETED = -1
@@ -38,10 +39,7 @@ def claim_writer(connection: sqlite3.Connection, writer: str, query_id: str) -> 
         connection.execute("UPDATE writer SET superseded = 1 WHERE writer = ?", (writer,))
         connection.execute("INSERT INTO writer VALUES (?, ?, 0)", (writer, query_id))
     elif row[0]:
-        raise WriteRefused(
-            f"Two queries write as {writer!r}: query {query_id} was superseded by another. Stop one of them, or "
-            "give each its own writer=. If the other is gone for good: forebay changelog retire-writer."
-        )
+        raise WriteRefused(superseded(writer, query_id))
 
 
 def append_heartbeat(
