@@ -459,10 +459,10 @@ def test_copy_claims_its_name_before_it_reads_the_log(spark_4_0, changelog, tapp
 
     class Watched(SqliteChangelog):
         def consumer(self, *, replay: bool = False) -> Any:
-            with pytest.raises(ChangelogError, match=r"this tap of query .*, start this tap again") as told:
+            with pytest.raises(ChangelogError, match=r"this tap of query .*, start this tap again") as raised:
                 first.follow(1)
             # That of a sink: a tap has no such option.
-            assert "writer=" not in str(told.value)
+            assert "writer=" not in str(raised.value)
             refused.append(True)
             return super().consumer(replay=replay)
 

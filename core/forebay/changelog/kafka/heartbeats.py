@@ -133,8 +133,8 @@ class HeartbeatWriter:
     def supersede(self) -> BatchConflict:
         """Refuse all further heartbeats: claiming the name again would only fence the other query."""
         self.close()
-        told = superseded(self._writer, str(self._query_id))
-        self._superseded = BatchConflict(f"{self._topic}: {told}")
+        reason = superseded(self._writer, str(self._query_id))
+        self._superseded = BatchConflict(f"{self._topic}: {reason}")
         return self._superseded
 
     def close(self) -> None:
