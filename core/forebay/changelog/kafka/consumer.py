@@ -255,8 +255,10 @@ class KafkaConsumer:
         if not (assigned.is_proven or assigned.lost):
             return None
         before = assigned.position
-        # From the proof to the position there are no records, unless they were skipped.
-        records = [record for record in fetched.records if record[0] >= before]
+        records = fetched.records
+        if records and records[0][0] < before:
+            # They are between the proof and the position, and were skipped as bad ones.
+            records = [record for record in records if record[0] >= before]
         after = max(before, fetched.position)
         gap = after - before != len(records) and not self._states.is_young(tp.topic, assigned.newest_epoch_ms)
         if after != before:

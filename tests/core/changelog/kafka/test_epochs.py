@@ -124,3 +124,14 @@ def test_a_compacted_log_still_proves_itself(broker):
     with Reader(changelog, tp, position=10, proof=proof) as reader:
         assert len(reader.read(20)) == 10
         assert not any(batch.truncated for batch in reader.batches)
+
+
+@pytest.mark.parametrize("offset", [5, 500], ids=["within it", "beyond it"])
+def test_a_log_that_knows_no_such_epoch_is_not_waited_for(broker, offset):
+    """A topic that was recreated begins with epoch 0 again; its identity says that it is another."""
+    changelog, (tp,) = made_with(broker, 1)
+    write(changelog, tp, 0, 20)
+    with Reader(changelog, tp, position=offset, proof=OffsetAndEpoch(offset, 7)) as reader:
+        reader.poll_until(lambda: reader.newest.truncated or reader.newest.end.offset == 20, "an answer")
+        assert reader.newest.truncated or offset > 20
+        assert reader.values == []
