@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sqlite3
 import time
@@ -216,6 +217,14 @@ class Deployment:
             lines = self._http.get(f"http://{node.listen}/metrics").text.splitlines()
             return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
         return 0.0
+
+    def held(self, node: Node) -> dict[str, float]:
+        """What a node holds for clients, without connections, which routers keep to workers."""
+        with contextlib.suppress(httpx.HTTPError):
+            metrics = self._http.get(f"http://{node.listen}/metrics").text
+            found = re.findall(r'^forebay_held\{what="(\w+)"\} (\S+)$', metrics, re.M)
+            return {what: float(used) for what, used in found if what != "connections" and float(used)}
+        return {}
 
     def unsettled(self) -> str:
         """What is missing until all replicas are there, caught up, and every router knows; '' if nothing."""

@@ -82,6 +82,7 @@ KINDS = {
     "unfollowed-item": "a store's stream with an item that it was not asked for",
     "silent-stream": "a store's stream that does not say how far behind it is, though all was calm",
     "not-converged": "replicas that did not become equal to the log within the stated time",
+    "held": "something that is counted for clients, and not given back once the last has left",
     "process-ended": "a process that ended by itself",
     "outlived": "a worker's process that outlived the one that started it",
     "stack-trace": "a stack trace in a log",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -111,6 +112,35 @@ async def _list(reading: Reading, store: str, path: str, member: str, scope: Sco
             scope = replace(scope, after=read.items[-1][0])
 
 
+async def hang_up(reading: Reading) -> None:
+    """A request of any kind whose client leaves, by a reset or in order, before, while or after it is answered.
+
+    Nothing is judged of it but what it leaves behind.
+    """
+    chooser, (_, node) = reading.chooser, reading.node()
+    key, position = reading.key("counts"), reading.writer.position("counts", 0)
+    waits = f"min_position={position}&wait_ms=5000&timeout_ms=5000"
+    paths = (f"keys/{key}", f"keys/{key}?{waits}", "entries", "changes", f"keys/{key}/changes", f"entries?{waits}")
+    body = json.dumps({"keys": [reading.key("counts") for _ in range(20)]}).encode()
+    get = f"GET /v1/stores/counts/{chooser.choice(paths)} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    post = b"POST /v1/stores/counts/batch-get HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(
+        body
+    )
+    host, _, port = node.address.rpartition(":")
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(3):
+            received, sent = await asyncio.open_connection(host, int(port))
+            sent.write(chooser.choice((get, get, post + body, get[: len(get) // 2])))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(
+                    received.read(chooser.choice((1, 100_000))), chooser.choice((0.0, 0.02, 0.2))
+                )
+            if chooser.random() < 0.5:
+                sent.transport.abort()
+            else:
+                sent.close()
+
+
 class SessionReader:
     """Keys through sessions of forebay's client, each over both routers."""
 
@@ -148,7 +178,7 @@ def readers(followers: Sequence[StoreStreamReader]) -> Sequence[tuple[Reader, fl
     """Every reader, with its pause in seconds after each read."""
     some: list[tuple[Reader, float]] = [(read_key, 0.03)] * 3
     some += [(read_own_write, 0.1), (read_batch, 0.15), (list_entries, 0.1), (list_windows, 0.15)]
-    some += [(list_all_windows, 0.5), (list_versions, 0.15)]
+    some += [(list_all_windows, 0.5), (list_versions, 0.15), (hang_up, 0.1)]
     some += [(SessionReader(f"session-{number}"), 0.1) for number in range(2)]
     some += [(StreamReader(f"stream-{number}"), 0.2) for number in range(4)]
     some += [(ClientStreamReader(f"client-stream-{number}"), 0.2) for number in range(2)]

@@ -41,6 +41,8 @@ from tests.support.command_process import CommandProcess
 START_WITHIN_S = 60
 CONVERGE_WITHIN_S = 30
 """After the faults have ended, every partition has its replicas, caught up, within this time."""
+GIVEN_BACK_WITHIN_S = 10
+"""After the last client has left, nothing is held for one within this time."""
 CALM_S = 4.0
 WARM_UP_S = 2.0
 _REBUILDS = {"rebuild": " and rebuilt", "tombstones-missed": "tombstones"}
@@ -179,6 +181,7 @@ class Run:
                 await asyncio.gather(*tasks, return_exceptions=True)
             written_ms = await asyncio.to_thread(self._converge, deployment, writer)
             await asyncio.gather(*[follower.finish(reading, written_ms) for follower in followers])
+        await asyncio.to_thread(self._find_held, deployment)
 
     def _break_and_heal(self, deployment: Deployment, faults: Faults) -> None:
         """Episode by episode: calm, then faults, then wait until all is well again."""
@@ -237,6 +240,16 @@ class Run:
         for entry in sweep(deployment, writer):
             self.history.add(entry)
         return written_ms
+
+    def _find_held(self, deployment: Deployment) -> None:
+        """The last client has left: nothing may be held for one."""
+        end = time.monotonic() + GIVEN_BACK_WITHIN_S
+        nodes = [node for node in deployment.nodes if node.meant_to_run]
+        while held := {node.name: found for node in nodes if (found := deployment.held(node))}:
+            if time.monotonic() > end:
+                self.history.add(Finding("held", f"after {GIVEN_BACK_WITHIN_S} s {held}", boot_ms()))
+                return
+            time.sleep(0.1)
 
     def _find_traces(self, deployment: Deployment) -> None:
         for node in deployment.nodes:

@@ -319,7 +319,7 @@ def test_cold_replica_states_no_absence():
     assert kinds(listed(KEY, portions={0: cold}, scope=Scope(key="k")), records=long) == {"short-list"}
 
 
-@pytest.mark.parametrize("kind", ["process-ended", "outlived", "stack-trace", "not-converged"])
+@pytest.mark.parametrize("kind", ["process-ended", "outlived", "stack-trace", "not-converged", "held"])
 def test_what_the_run_found_is_a_violation(kind):
     assert [found.kind for found in check(History(findings=[Finding(kind, "w1", 1.0)]))] == [kind]
 
