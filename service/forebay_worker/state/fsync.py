@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 
@@ -15,18 +16,38 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, text: str) -> None:
+def write_durably(path: Path, text: str, modified_epoch_ms: float | None = None) -> None:
     """Replace a file atomically: readers find the old or the new contents, even after a crash; raises ``OSError``.
 
-    The new text is drafted in ``<path>.tmp``, which two writers must not use at once.
+    ``modified_epoch_ms`` is the time that the new file has, now if not given. The new text is drafted in
+    ``<path>.tmp``, which two writers must not use at once.
     """
     draft = path.with_name(path.name + ".tmp")
     with draft.open("w", encoding="utf-8", newline="") as file:
         file.write(text)
         file.flush()
+        if modified_epoch_ms is not None:
+            os.utime(file.fileno(), (modified_epoch_ms / 1000, modified_epoch_ms / 1000))
         os.fsync(file.fileno())
     os.replace(draft, path)
     sync_directory(path.parent)
+
+
+def copy_durably(source: Path, target: Path) -> None:
+    """Copy a directory with all that is in it; raises ``OSError``, and leaves what was copied until then."""
+    shutil.copytree(source, target, symlinks=True)
+    for folder, _, names in os.walk(target, topdown=False):
+        for name in names:
+            _sync_file(Path(folder, name))
+        sync_directory(Path(folder))
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove_durably(path: Path) -> None:
