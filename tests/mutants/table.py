@@ -976,8 +976,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "line-looks-younger",
         "no line of a checkpoint looks younger than it is",
         "forebay_worker.state.checkpoint_file:CheckpointFile.add",
-        "self._date(min(",
-        "self._date(max(",
+        "min(moment for",
+        "max(moment for",
         ("service/state/test_stores.py::test_checkpoint_age_is_that_of_its_oldest_line",),
     ),
     Mutant(
@@ -1374,6 +1374,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "generation == view.generation and ",
         "",
         ("service/group/sqlite/test_membership.py::test_a_round_that_does_not_end_costs_the_lead",),
+    ),
+    Mutant(
+        "long-round-not-named",
+        "a round on Kafka that leaves no active is named",
+        "forebay_worker.group.kafka.membership:KafkaMembership._warn_of_long_round",
+        "if took_ms >= ",
+        "if False and took_ms >= ",
+        ("service/group/kafka/test_membership.py::test_a_round_that_leaves_no_active_is_named_with_the_remedy",),
     ),
     Mutant(
         "assignment-of-a-former-leader",
