@@ -80,6 +80,20 @@ def small_disk(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def overlay(path: Path) -> Iterator[Path]:
+    """Mount an overlay over a directory, which becomes the lower layer: no directory in it can be renamed."""
+    upper, work = path.with_suffix(".upper"), path.with_suffix(".work")
+    upper.mkdir()
+    work.mkdir()
+    with _or_skipped():
+        _mount(path, "-t", "overlay", "-o", f"lowerdir={path},upperdir={upper},workdir={work}", "overlay")
+    try:
+        yield path
+    finally:
+        _unmount(path)
+
+
+@contextlib.contextmanager
 def failing_disk(path: Path) -> Iterator[FailingDisk]:
     with _or_skipped():
         disk = FailingDisk(path)

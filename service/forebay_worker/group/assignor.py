@@ -8,8 +8,10 @@ and a caught-up replica is released only once enough others are caught up. Round
 
 Priorities: every task has one active > which is caught up > replicas on distinct members > balance, within one in
 each sub-topology and in total, of actives and of standbys > standbys on other racks than the active and each other
-> stickiness. Rack preference therefore moves a standby if that spreads a task better without costing balance, and
-never moves an active. A member of unknown rack shares a rack with no other.
+> the standbys of a member's actives on all others > stickiness. Rack preference therefore moves a standby if that
+spreads a task better without costing balance, and never moves an active. A member of unknown rack shares a rack
+with no other. The spread over all others moves standbys only, too. After a loss no member has more than its share
+and one, where racks leave that choice.
 
 A copy that was not compared with its log yet is kept as if it were caught up, but nothing is released for it: it
 may be of a log that was replaced meanwhile. An active whose lag swings about the limit stays where it is.
@@ -17,7 +19,8 @@ may be of a log that was replaced meanwhile. An active whose lag swings about th
 A member whose machine refuses its writes is not caught up for long, so it does not count as such where another is,
 and gets nothing new (``MemberHealth``). If that is true of all, of none.
 
-The work grows with replicas and with sub-topologies x members, not with tasks x members.
+The work grows with replicas and with sub-topologies x members, not with tasks x members. The search for a better
+spread is bounded.
 """
 
 from __future__ import annotations

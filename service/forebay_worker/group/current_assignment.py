@@ -96,16 +96,31 @@ def _actives(tasks: list[TaskId], now: Situation) -> dict[TaskId, str]:
     """
     failing_over = any(task in now.before and now.before[task].active not in now.present for task in tasks)
     evident = {task: _evident_active(task, failing_over, now) for task in tasks}
+    choices = {task: _choice(task, now) for task, name in evident.items() if name is None}
+    return {task: name for task, name in evident.items() if name is not None} | _even_choice(choices, evident)
+
+
+def _choice(task: TaskId, now: Situation) -> list[str]:
+    """The members of which any could be active: those intended, if there is one."""
+    able = now.caught_up(task) or sorted(now.healthy)
+    return [name for name in able if name in now.target[task].members] or able
+
+
+def _even_choice(choices: Mapping[TaskId, list[str]], evident: Mapping[TaskId, str | None]) -> dict[TaskId, str]:
+    """Choose members that serve less, and choose again while a member serves two more than another that could."""
     serving = Counter(name for name in evident.values() if name is not None)
-    actives: dict[TaskId, str] = {}
-    for task, name in evident.items():
-        if name is None:
-            goal = now.target[task].members
-            choice = now.caught_up(task) or now.healthy
-            name = min(choice, key=lambda name: (name not in goal, serving[name], name))
-            serving[name] += 1
-        actives[task] = name
-    return actives
+    chosen: dict[TaskId, str] = {}
+    changed = True
+    while changed:
+        changed = False
+        for task, names in choices.items():
+            least = min(names, key=lambda name: (serving[name], name))
+            if task not in chosen or serving[chosen[task]] > serving[least] + 1:
+                serving.subtract([chosen[task]] if task in chosen else [])
+                serving[least] += 1
+                chosen[task] = least
+                changed = True
+    return chosen
 
 
 def _evident_active(task: TaskId, failing_over: bool, now: Situation) -> str | None:

@@ -13,6 +13,7 @@ from forebay.task_ids import TaskId
 from forebay_worker.group.augmenting_path import AugmentingPaths
 from forebay_worker.group.placement import AssignmentPolicy, Copies, Member, Placement
 from forebay_worker.group.quotas import Demand, Quota, plan_quotas
+from forebay_worker.group.standby_spread import StandbySpread
 
 
 def target_assignment(
@@ -43,15 +44,31 @@ def _distribute(
     tasks: list[TaskId], members: Mapping[str, Member], demand: Demand
 ) -> dict[TaskId, tuple[str, ...]]:
     """The members that get each task's replicas: first how many each member gets, then which."""
-    quotas = plan_quotas(tasks, members, demand)
-    return {task: names for quota in quotas for task, names in _fill(quota, members, demand).items()}
+    placed = [_fill(quota, members, demand) for quota in plan_quotas(tasks, members, demand)]
+    if demand.taken:
+        _spread(placed, list(members), demand)
+    return {task: tuple(names) for group in placed for task, names in group.items()}
+
+
+def _spread(placed: list[dict[TaskId, list[str]]], members: list[str], demand: Demand) -> None:
+    """Exchange standbys, over racks first, until neither racks nor members could share a loss better."""
+    _part_racks(placed, demand)
+    together = {task: names for group in placed for task, names in group.items()}
+    has_choice = 0 < demand.per_task < len(members) - 1
+    while has_choice and StandbySpread(together, members, demand).improve() and _part_racks(placed, demand):
+        pass
+
+
+def _part_racks(placed: list[dict[TaskId, list[str]]], demand: Demand) -> bool:
+    exchanged = [_exchange(group, demand) for group in placed if demand.racks]
+    return any(exchanged)
 
 
 _Room = dict[str | None, dict[str, int]]
 """How many more replicas of a sub-topology each member is to get, by rack and member, in turn."""
 
 
-def _fill(quota: Quota, members: Mapping[str, Member], demand: Demand) -> dict[TaskId, tuple[str, ...]]:
+def _fill(quota: Quota, members: Mapping[str, Member], demand: Demand) -> dict[TaskId, list[str]]:
     """Which tasks each member gets, given how many."""
     room = _room(quota, members, demand)
     placed = _kept(quota.tasks, room, demand)
@@ -62,9 +79,7 @@ def _fill(quota: Quota, members: Mapping[str, Member], demand: Demand) -> dict[T
                 names.append(name)
     if any(len(names) < demand.per_task for names in placed.values()):
         _squeeze_in(placed, room, members, demand)
-    if demand.racks:
-        _spread(placed, demand)
-    return {task: tuple(names) for task, names in placed.items()}
+    return placed
 
 
 def _room(quota: Quota, members: Mapping[str, Member], demand: Demand) -> _Room:
@@ -173,14 +188,18 @@ def _pass_on(
             paths.add(task)
 
 
-def _spread(placed: dict[TaskId, list[str]], demand: Demand) -> None:
-    """Exchange replicas between tasks of a sub-topology while that leaves fewer on a shared rack."""
+def _exchange(placed: dict[TaskId, list[str]], demand: Demand) -> bool:
+    """Exchange replicas between tasks of a sub-topology while fewer are on a shared rack then; returns whether any
+    was exchanged."""
     clashing = [task for task, names in placed.items() if demand.clashes(task, names)]
+    exchanged = False
     while clashing:
         exchange = _Exchange(placed, demand, clashing)
         # An exchange may have fixed its partner too.
         better = [task for task in clashing if demand.clashes(task, placed[task]) and exchange.mend(task)]
         clashing = [task for task in placed if demand.clashes(task, placed[task])] if better else []
+        exchanged = exchanged or bool(better)
+    return exchanged
 
 
 class _Exchange:

@@ -8,7 +8,6 @@ Only stores that do not manage their offsets need it (KIP-1035). The format is t
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -70,13 +69,16 @@ class CheckpointFile:
             log.error("%s", error)
             remove_durably(self.path)
 
-    def write(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Replace the file by one with these offsets, or remove it if there are none; raises ``OSError``."""
+    def write(self, offsets: Mapping[TopicPartition, int], moment_epoch_ms: float | None = None) -> None:
+        """Replace the file by one with these offsets, as of a moment, or remove it if there are none.
+
+        Raises ``OSError``.
+        """
         if not offsets:
             remove_durably(self.path)
             return
         lines = [f"{topic} {partition} {offset}\n" for (topic, partition), offset in offsets.items()]
-        write_durably(self.path, f"{_VERSION}\n{len(lines)}\n{''.join(lines)}")
+        write_durably(self.path, f"{_VERSION}\n{len(lines)}\n{''.join(lines)}", moment_epoch_ms)
 
     def remove(self, topic_partition: TopicPartition) -> None:
         """Drop one topic-partition, which need not be in the file; raises ``CheckpointFileError``, ``OSError``."""
@@ -87,11 +89,10 @@ class CheckpointFile:
         self._keep(lambda line: line.topic in topics)
 
     def _keep(self, wanted: Callable[[TopicPartition], bool]) -> None:
-        moment = self.moment_epoch_ms()
         # Written even if no line is dropped: a process that dropped one may have been killed before that was
         # durable.
-        self.write({line: offset for line, offset in self.read().items() if wanted(line)})
-        self._date(moment)
+        kept = {line: offset for line, offset in self.read().items() if wanted(line)}
+        self.write(kept, self.moment_epoch_ms())
 
     def moment_epoch_ms(self) -> float | None:
         """When the offsets were written, in epoch milliseconds, the oldest of them; None without a file.
@@ -110,14 +111,10 @@ class CheckpointFile:
         """
         others, before = self.read(), self.moment_epoch_ms()
         others.pop(topic_partition, None)
-        self.write({**others, topic_partition: offset})
-        self._moments[topic_partition] = epoch_ms() if moment_epoch_ms is None else moment_epoch_ms
-        known = [self._moments.get(line, before) for line in (*others, topic_partition)]
-        self._date(min(moment for moment in known if moment is not None))
-
-    def _date(self, moment_epoch_ms: float | None) -> None:
-        if moment_epoch_ms is not None and self.path.exists():
-            os.utime(self.path, (moment_epoch_ms / 1000, moment_epoch_ms / 1000))
+        moments = {**self._moments, topic_partition: epoch_ms() if moment_epoch_ms is None else moment_epoch_ms}
+        known = [moments.get(line, before) for line in (*others, topic_partition)]
+        self.write({**others, topic_partition: offset}, min(moment for moment in known if moment is not None))
+        self._moments.update(moments)
 
 
 def _parse(path: Path, text: str) -> dict[TopicPartition, int]:

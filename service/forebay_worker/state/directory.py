@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -18,13 +19,15 @@ from forebay.errors import AccessDenied, ConfigurationError, StateDirectoryLocke
 from forebay.file_access import denial, read_regular
 from forebay.task_ids import TaskId
 from forebay_worker.state import layout
-from forebay_worker.state.fsync import replace_file, write_durably
+from forebay_worker.state.fsync import copy_durably, replace_file, sync_directory, write_durably
 from forebay_worker.state.inspection import IDENTITY_NAME
 
 log = logging.getLogger(__name__)
 
 _PROCESS = "process.json"
 _DELETING = ".deleting-"
+_HALF_DELETED = ".half-deleted"
+"""A file in a directory that is no store any more, whatever is left of it."""
 
 
 class StateDirectory:
@@ -64,6 +67,7 @@ class StateDirectory:
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
         try:
+            self._finish_deletions()
             self.process_id = self._process_id()
         except OSError as error:
             os.close(self._lock)
@@ -91,12 +95,26 @@ class StateDirectory:
                         yield task, store_path.name
 
     def set_aside(self, task: TaskId, store: str) -> Path:
-        """Move an untrusted store out of the way, until ``discard_set_aside``."""
+        """Move an untrusted store out of the way, until ``discard_set_aside``; raises ``OSError``."""
         source = self.store_path(task, store)
         target = self.path / layout.new_set_aside_path(task, store)
         target.parent.mkdir(exist_ok=True)
         os.rename(source, target)
         return target
+
+    def make_way(self, task: TaskId, store: str) -> Path | None:
+        """Set an untrusted store aside, or delete it where the file system refuses to move it.
+
+        Returns where it is now. Raises ``OSError`` if it can neither be moved nor deleted, or is not there.
+        """
+        try:
+            return self.set_aside(task, store)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            log.warning("%s is deleted, since it cannot be set aside: %s", self.store_path(task, store), error)
+        self.delete_store(task, store)
+        return None
 
     def set_asides(self) -> list[tuple[TaskId, str, Path]]:
         """What is set aside: a store's former task and name, and its present path."""
@@ -117,6 +135,12 @@ class StateDirectory:
         path = self.store_path(task, store)
         if path.exists():
             _delete(path)
+
+    def finish_deletion(self, task: TaskId, store: str) -> None:
+        """Delete what is left of a store of which some is deleted already; raises ``OSError``."""
+        path = self.store_path(task, store)
+        if (path / _HALF_DELETED).exists():
+            _delete_in_place(path)
 
     def delete_leftovers(self) -> None:
         """Delete the rest of what an earlier process, or this one, could not delete completely."""
@@ -154,6 +178,14 @@ class StateDirectory:
     def write_document(self, name: str, document: dict[str, Any]) -> None:
         """Replace it as a whole, though not durably; raises ``OSError``."""
         replace_file(self.path / name, json.dumps(document))
+
+    def _finish_deletions(self) -> None:
+        """Before anything takes what is left for stores. One that cannot be deleted is not opened either."""
+        for task, store in list(self.stores_on_disk()):
+            try:
+                self.finish_deletion(task, store)
+            except OSError as error:
+                log.error("%s could not be deleted: %s", self.store_path(task, store), error)
 
     def _process_id(self) -> str:
         known = self.document(_PROCESS).get("process_id")
@@ -214,8 +246,56 @@ def _neither(path: Path) -> ConfigurationError:
     )
 
 
+def move_directory(source: Path, target: Path) -> None:
+    """Rename a directory. Where the file system refuses that, copy it, and delete it where it was.
+
+    An overlay refuses it for what is in a lower layer. The copy is complete and durable before it has its name.
+    Raises ``OSError``, also if it could be copied but not deleted.
+    """
+    try:
+        os.rename(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _copy(source, target)
+        _delete_in_place(source)
+
+
+def _copy(source: Path, target: Path) -> None:
+    draft = target.with_name(f"{_DELETING}{target.name}")
+    if draft.exists():
+        shutil.rmtree(draft)
+    try:
+        copy_durably(source, draft)
+    except BaseException:
+        # It may be what fills the disk.
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    os.rename(draft, target)
+    sync_directory(target.parent)
+
+
 def _delete(path: Path) -> None:
     """Renamed first, so that half of it is never found; beside it, which takes no space on a full disk."""
     doomed = path.with_name(f"{_DELETING}{time.time_ns()}")
-    os.rename(path, doomed)
-    shutil.rmtree(doomed)
+    try:
+        os.rename(path, doomed)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _delete_in_place(path)
+    else:
+        shutil.rmtree(doomed)
+
+
+def _delete_in_place(path: Path) -> None:
+    """Marked first and unmarked last, so that half of it is never taken for a store. Empty, it is none."""
+    mark = path / _HALF_DELETED
+    mark.touch()
+    sync_directory(path)
+    for entry in path.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry != mark:
+            entry.unlink()
+    shutil.rmtree(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 
@@ -21,25 +22,48 @@ def create_file(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
-def replace_file(path: Path, text: str, *, durably: bool = False) -> None:
+def replace_file(path: Path, text: str, *, durably: bool = False, modified_epoch_ms: float | None = None) -> None:
     """Replace a file atomically: readers find the old or the new contents; raises ``OSError``.
 
     The new text is drafted in ``<path>.tmp``, which two writers must not use at once. ``durably`` has it on disk
-    before it takes the place of the old one.
+    before it takes the place of the old one. ``modified_epoch_ms`` is the time that the new file has, now if not
+    given.
     """
     draft = path.with_name(path.name + ".tmp")
     with open(create_file(draft), "w", encoding="utf-8", newline="") as file:
         file.write(text)
         file.flush()
+        if modified_epoch_ms is not None:
+            os.utime(file.fileno(), (modified_epoch_ms / 1000, modified_epoch_ms / 1000))
         if durably:
             os.fsync(file.fileno())
     os.replace(draft, path)
 
 
-def write_durably(path: Path, text: str) -> None:
-    """Replace a file so that it is found, the old or the new one, even after a crash; raises ``OSError``."""
-    replace_file(path, text, durably=True)
+def write_durably(path: Path, text: str, modified_epoch_ms: float | None = None) -> None:
+    """Replace a file so that it is found, the old or the new one, even after a crash; raises ``OSError``.
+
+    ``modified_epoch_ms`` is as for ``replace_file``.
+    """
+    replace_file(path, text, durably=True, modified_epoch_ms=modified_epoch_ms)
     sync_directory(path.parent)
+
+
+def copy_durably(source: Path, target: Path) -> None:
+    """Copy a directory with all that is in it; raises ``OSError``, and leaves what was copied until then."""
+    shutil.copytree(source, target, symlinks=True)
+    for folder, _, names in os.walk(target, topdown=False):
+        for name in names:
+            _sync_file(Path(folder, name))
+        sync_directory(Path(folder))
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove_durably(path: Path) -> None:

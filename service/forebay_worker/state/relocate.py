@@ -1,9 +1,11 @@
 """Carries out relocation (KIP-816), and resumes it if a process was killed in the middle.
 
 A rename is atomic, so it suffices to move a store without a line in ``.checkpoint``: a start after a kill finds it
-in one place or the other and plans again. A store with a line could lose the line on the way, or the line could
-arrive first and the store resume, empty, at an offset it does not have. Such a move is written to a journal before
-its first step, and any journalled move is finished before anything else, under any topology.
+in one place or the other and plans again. A file system may refuse a rename. Then a copy takes its name once it is
+complete, so that a start after a kill may find two, and keeps the one in place. A store with a line could lose the
+line on the way, or the line could arrive first and the store resume, empty, at an offset it does not have. Such a
+move is written to a journal before its first step, and any journalled move is finished before anything else, under
+any topology.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from forebay.task_ids import TopicPartition
 from forebay.topology import Topology
 from forebay_worker.state import layout
 from forebay_worker.state.checkpoint_file import CheckpointFile, CheckpointFileError
-from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.directory import StateDirectory, move_directory
 from forebay_worker.state.fsync import remove_durably, sync_directory, write_durably
 from forebay_worker.state.inspection import read_content
 from forebay_worker.state.relocation_plan import (
@@ -223,7 +225,7 @@ def _rename(flight: UnfinishedMove) -> set[Path]:
     # A rename would silently replace an empty directory.
     if os.path.lexists(flight.target):
         raise RelocationError(f"{flight.source} belongs at {flight.target}, which exists. Move either away.")
-    os.rename(flight.source, flight.target)
+    move_directory(flight.source, flight.target)
     return changed
 
 

@@ -54,7 +54,7 @@ class StoreFactory:
     _checkpoints: dict[TaskId, CheckpointFile] = field(default_factory=dict)
 
     def open(self, task: TaskId, spec: StoreSpec) -> OpenedStore:
-        """Open a store; one that cannot be read, or has another identity, is set aside and started from empty.
+        """Open a store; one that cannot be read, or has another identity, makes way and is started from empty.
 
         Raises ``TopologyError`` if the store's supplier is not installed, and any error of the supplier. An
         storage fault is raised too: a refusal by the disk is not the store's fault.
@@ -62,6 +62,7 @@ class StoreFactory:
         if spec.supplier == "memory":
             return OpenedStore(MemoryStore(spec.name), self._log_now(task, spec), lambda log: None)
         path = self.directory.store_path(task, spec.name)
+        self.directory.finish_deletion(task, spec.name)
         open_at = self._open_rocksdb if spec.supplier == "rocksdb" else self._open_supplied
         try:
             return open_at(path, task, spec)
@@ -69,7 +70,7 @@ class StoreFactory:
             # Whatever found it, at whatever step: nothing of it is used.
             if not path.exists():
                 raise
-            self._set_aside(task, spec, str(corrupted))
+            self._make_way(task, spec, str(corrupted))
         return open_at(path, task, spec)
 
     def open_set_aside(self, path: Path, name: str) -> RocksDbStore:
@@ -117,7 +118,8 @@ class StoreFactory:
             other = difference(found, store_identity(log_identity, spec, task.partition))
             if other is not None:
                 raise StoreCorrupted(other)
-        existed = path.exists()
+        # One that was deleted may have left an empty directory.
+        existed = path.exists() and any(path.iterdir())
         if not existed:
             self._forget_offsets(path, tp)
         path.mkdir(parents=True, exist_ok=True)
@@ -199,9 +201,10 @@ class StoreFactory:
         positions = sorted(self.directory.path.glob(f"[0-9]*_{tp.partition}/{path.name}.position"))
         return [CheckpointFile.of(path.parents[1]), *map(CheckpointFile, positions)]
 
-    def _set_aside(self, task: TaskId, spec: StoreSpec, reason: str) -> None:
-        aside = self.directory.set_aside(task, spec.name)
-        log.error("%s of task %s is not usable: %s; moved to %s and rebuilt", spec.name, task, reason, aside)
+    def _make_way(self, task: TaskId, spec: StoreSpec, reason: str) -> None:
+        aside = self.directory.make_way(task, spec.name)
+        where = "deleted" if aside is None else f"moved to {aside}"
+        log.error("%s of task %s is not usable: %s; %s and rebuilt", spec.name, task, reason, where)
 
     def _log_now(self, task: TaskId, spec: StoreSpec) -> str | None:
         try:

@@ -290,10 +290,11 @@ class Recovery:
     def _serve_set_aside(self, replica: Replica, former: Replica) -> bool:
         """Set a replica's store aside and serve it from there; returns whether that was possible."""
         try:
-            path = self._set_aside(replica)
+            path = self._directory.set_aside(replica.task, replica.spec.name)
         except OSError as error:
-            log.warning("%s cannot be set aside yet: %s", replica.topic_partition, error)
+            log.warning("%s is not served while it is rebuilt: %s", replica.topic_partition, error)
             return False
+        self._discard_earlier(replica, path)
         try:
             former.publish(store=self._opener.open_set_aside(path, replica.spec.name))
         except Exception as error:
@@ -302,29 +303,26 @@ class Recovery:
             replica.serve_predecessor(former)
         return True
 
-    def _set_aside(self, replica: Replica) -> Path:
-        """Set a replica's store aside, and delete what was set aside of it before unless it is served."""
-        spec, task = replica.spec, replica.task
-        path = self._directory.set_aside(task, spec.name)
-        kept = [path]
+    def _discard_earlier(self, replica: Replica, path: Path | None) -> None:
+        """Delete what was set aside of a replica before what is at a path now, unless it is served."""
+        kept = [] if path is None else [path]
         if replica.predecessor is not None and isinstance(replica.predecessor.view.store, RocksDbStore):
             kept.append(replica.predecessor.view.store.path)
         try:
-            self._directory.discard_set_aside(spec.name, task.partition, kept)
+            self._directory.discard_set_aside(replica.spec.name, replica.task.partition, kept)
         except OSError as error:
             log.warning("what was set aside of %s before could not be deleted: %s", replica.topic_partition, error)
-        return path
 
     def _begin_anew(self, replica: Replica) -> None:
         """Open an empty store in the place of one that was closed; failures are retried.
 
-        An untrusted one that is still there is set aside first: if opened again, it would be trusted for a moment.
+        An untrusted one that is still there makes way first: if opened again, it would be trusted for a moment.
         """
         try:
             if replica.in_place:
                 # Its directory may be what was lost.
                 with contextlib.suppress(FileNotFoundError):
-                    self._set_aside(replica)
+                    self._discard_earlier(replica, self._directory.make_way(replica.task, replica.spec.name))
                 replica.in_place = False
             opened = self._opener.open(replica.task, replica.spec)
         except Exception as error:

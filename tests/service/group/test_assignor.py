@@ -1,4 +1,5 @@
 import itertools
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -372,6 +373,115 @@ def test_a_joiner_takes_over_only_what_it_is_to_have(group: Group, data: st.Data
     assert len(moved) <= len(to_joiner) + len({task.ordinal for task in group.tasks})
 
 
+# What a loss leaves behind ------------------------------------------------------------------------------------
+
+many_small = st.lists(st.integers(1, 3), min_size=1, max_size=40)
+few_large = st.lists(st.integers(1, 60), min_size=1, max_size=3)
+
+
+@st.composite
+def busy_groups(draw: st.DrawFn, racks: Callable[[int], str | None] = lambda i: None) -> Group:
+    """Settled groups with many tasks, some after a member joined and one left."""
+    sizes = draw(st.one_of(many_small, few_large))
+    held = tuple(TaskId(ordinal, i) for ordinal, size in enumerate(sizes) for i in range(size))
+    policy = AssignmentPolicy(draw(st.integers(1, 3)), ACCEPTABLE_LAG, 50)
+    members = {f"worker-{i}": Member(f"worker-{i}", rack=racks(i)) for i in range(draw(st.integers(3, 8)))}
+    group = Group(held, members, policy).settled()
+    if draw(st.booleans()) and racks(0) is None:
+        group = group.having(Member("another")).settled()
+        group = group.without(draw(st.sampled_from(group.names))).settled()
+    return group
+
+
+def lost(group: Group, name: str) -> Group:
+    """A member is away, and the others have decided."""
+    return group.having(replace(group.members[name], lags={}, absent=True)).assigned()
+
+
+def beyond_share(group: Group, sharers: int) -> int:
+    """How many actives more than its share of them the member has that has most."""
+    most = max(Counter(placement.active for placement in group.assignment.current.values()).values())
+    return most - math.ceil(len(group.tasks) / sharers)
+
+
+@properties
+@given(busy_groups())
+def test_after_a_loss_no_member_has_more_than_its_share_and_one(group: Group) -> None:
+    for name in group.names:
+        assert beyond_share(lost(group, name), len(group.names) - 1) <= 1
+
+
+@properties
+@given(busy_groups(), st.data())
+def test_after_a_loss_while_another_is_away_no_member_has_more_than_its_share_and_two(
+    group: Group, data: st.DataObject
+) -> None:
+    away, next_lost = data.draw(st.permutations(group.names))[:2]
+    short = lost(lost(group, away).all_caught_up(), next_lost)
+    assert beyond_share(short, len(group.names) - 2) <= 2
+
+
+@properties
+@given(busy_groups(), st.data())
+def test_after_a_loss_while_a_joiner_warms_up_each_warm_up_counts_for_one_more(
+    group: Group, data: st.DataObject
+) -> None:
+    """The joiner is to take over later, so the others share."""
+    name = data.draw(st.sampled_from(group.names))
+    policy = replace(group.policy, max_warmup_replicas=2)
+    for warming in itertools.islice(replace(group, policy=policy).having(Member("joiner")).rounds(), 6):
+        assert beyond_share(lost(warming, name), len(group.names) - 1) <= 1 + policy.max_warmup_replicas
+
+
+def test_a_failover_leaves_room_for_tasks_without_a_choice() -> None:
+    """The last two tasks have one other copy each, so the first two go elsewhere."""
+    held = tuple(TaskId(0, i) for i in range(4))
+    places = {task: Placement("a", ("b", "c") if task.partition < 2 else ("b",)) for task in held}
+    members = {name: Member(name) for name in "abc"}
+    group = Group(held, members, AssignmentPolicy(2, ACCEPTABLE_LAG), Assignment(places, places)).all_caught_up()
+    current = lost(group, "a").assignment.current
+    assert Counter(placement.active for placement in current.values()) == {"b": 2, "c": 2}
+
+
+@properties
+@given(busy_groups(racks=lambda i: f"rack-{i % 2}"))
+def test_the_other_racks_share_a_loss(group: Group) -> None:
+    if group.standbys > 1 or len(group.names) % 2:
+        return
+    pairs = Counter((goal.active, *goal.standbys) for goal in group.assignment.target.values())
+    has = Counter(goal.active for goal in group.assignment.target.values())
+    for (active, _), count in pairs.items():
+        assert count <= math.ceil(has[active] / (len(group.names) // 2)) + 1
+
+
+@properties
+@given(busy_groups())
+def test_a_busy_group_is_a_fixpoint(group: Group) -> None:
+    assert group.assigned().assignment == group.assignment
+
+
+def in_closed_pairs(count: int) -> Group:
+    """Six members of which each two are all that hold their tasks, as earlier versions placed them."""
+    held = tuple(TaskId(0, i) for i in range(count))
+    places = {task: Placement(f"worker-{i % 6}", (f"worker-{i % 6 ^ 1}",)) for i, task in enumerate(held)}
+    members = {name: Member(name) for name in names_of(6)}
+    policy = AssignmentPolicy(1, ACCEPTABLE_LAG, 2)
+    return Group(held, members, policy, Assignment(places, places)).all_caught_up()
+
+
+def test_closed_pairs_are_opened_by_warm_ups() -> None:
+    """The actives stay, and a standby is released once the one in its place is caught up."""
+    paired = in_closed_pairs(30)
+    for group in paired.rounds():
+        assert sum(warm_ups(group, task) for task in group.tasks) <= group.policy.max_warmup_replicas
+        for task, was in paired.assignment.current.items():
+            assert group.assignment.current[task].active == was.active
+            assert len(group.compared_and_caught_up(task)) > 1
+    pairs = Counter((goal.active, *goal.standbys) for goal in group.assignment.current.values())
+    assert set(pairs.values()) == {1}
+    assert len(pairs) == 6 * 5
+
+
 # Away and back -------------------------------------------------------------------------------------------------
 
 
@@ -555,7 +665,8 @@ def test_the_nearest_copy_does_not_flap_while_lags_wobble(group: Group, data: st
 
 
 @pytest.mark.parametrize(
-    ("standbys", "members", "change"), [(1, 4, "leaves"), (2, 3, "joins"), (3, 4, "joins"), (4, 6, "leaves")]
+    ("standbys", "members", "change"),
+    [(1, 4, "leaves"), (2, 3, "joins"), (3, 4, "joins"), (4, 6, "leaves"), (1, 6, "paired")],
 )
 def test_a_round_grows_linearly_with_one_subtopology(standbys: int, members: int, change: str) -> None:
     """Where few members have room, most tasks hold a replica there already: others pass theirs on."""
@@ -564,6 +675,8 @@ def test_a_round_grows_linearly_with_one_subtopology(standbys: int, members: int
         tasks = tuple(TaskId(0, partition) for partition in range(partitions))
         group = Group(tasks, {name: Member(name) for name in names_of(members)}, AssignmentPolicy(standbys))
         group = group.assigned().all_caught_up()
+        if change == "paired":
+            return lines_run(in_closed_pairs(partitions).assigned)
         changed = group.without("worker-1") if change == "leaves" else group.having(Member("joiner"))
         return lines_run(changed.assigned)
 

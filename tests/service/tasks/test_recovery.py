@@ -365,7 +365,7 @@ def test_undeletable_set_aside_store_does_not_stop_a_replica(tmp_path, changelog
 
 
 def test_replaced_logs_store_is_never_served(tmp_path, changelog, monkeypatch):
-    """The store cannot be set aside at first."""
+    """The store can neither be set aside nor deleted at first."""
     monkeypatch.setattr("forebay_worker.tasks.recovery._RETRY_MS", 20.0)
     seen: list[str] = []
 
@@ -384,7 +384,8 @@ def test_replaced_logs_store_is_never_served(tmp_path, changelog, monkeypatch):
             raise OSError(errno.EIO, "Input/output error")
 
         with monkeypatch.context() as broken:
-            broken.setattr(StateDirectory, "set_aside", refuse)
+            for way in ("set_aside", "delete_store"):
+                broken.setattr(StateDirectory, way, refuse)
             changelog.reset(TOPOLOGY.stores["a"])
             append(changelog, 0, 2, [(b'"new"', b"1", 0)])
             wait_until(lambda: len(seen) > 4, "several attempts")

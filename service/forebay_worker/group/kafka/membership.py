@@ -175,7 +175,22 @@ class KafkaMembership(Membership):
 
     def lead(self, members: Mapping[str, bytes]) -> dict[str, bytes]:
         """Turns all members' messages into the message for each."""
-        now = self._clock()
+        started_boot_ms = self._clock()
+        try:
+            return self._assign(members, started_boot_ms)
+        finally:
+            self._warn_of_long_round(self._clock() - started_boot_ms)
+
+    def _warn_of_long_round(self, took_ms: float) -> None:
+        """A rebalance extends no lease, so one that outlasts a session leaves the group without actives."""
+        if took_ms >= self._times.session_timeout_ms:
+            log.warning(
+                "an assignment took %.1f s, longer than session_timeout_ms: no worker was active until it ended. "
+                "If this continues, raise session_timeout_ms.",
+                took_ms / 1000,
+            )
+
+    def _assign(self, members: Mapping[str, bytes], now: float) -> dict[str, bytes]:
         inbox = self._inbox(members)
         fingerprints = [subscription.fingerprint for subscription in inbox.subscriptions.values()]
         if not self.member.elect(fingerprints, led=self.member.led_before):

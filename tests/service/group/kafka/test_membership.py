@@ -116,3 +116,13 @@ def test_continuing_leader_reuses_its_assignment(worker, topic, monkeypatch):
     """It does not read the topic of assignments again."""
     monkeypatch.setattr(topic, "newest", None)
     assert round_of(worker) == worker.info
+
+
+@pytest.mark.parametrize(("took_ms", "is_named"), [(SESSION_MS - 1, False), (SESSION_MS, True)])
+def test_a_round_that_leaves_no_active_is_named_with_the_remedy(worker, monkeypatch, caplog, took_ms, is_named):
+    def slow(*_: object) -> None:
+        worker.scheduler.run_for(took_ms)
+
+    monkeypatch.setattr(worker.membership._leader, "next_assignment", slow)
+    round_of(worker)
+    assert ("raise session_timeout_ms" in caplog.text) is is_named
