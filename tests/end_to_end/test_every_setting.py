@@ -347,6 +347,7 @@ def refuses_large_batches(name: str, tier: Tier, stage: Stage, _: Built) -> None
     url = f"{stage.url(name, tier)}/v1/stores/{STORE}/batch-get"
     answer = stage.http[name].post(url, json={"keys": [f"k{i}" for i in range(20)]})
     assert answer.status_code == 413
+    assert f"{ANSWER_BYTES} bytes" in answer.text
 
 
 def takes_long_keys(tier: Tier, stage: Stage, _: Built) -> None:
