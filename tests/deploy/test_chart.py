@@ -25,19 +25,11 @@ from forebay.bearer_tokens import TokensFile
 from forebay.errors import Unauthenticated
 from forebay.settings import settings_for
 from forebay.topology_file import parse_topology
+from tests.support.chart import CHART, Objects, rendered
 from tests.support.command_lines import settings_of
 
-CHART = SCHEMA.parent
 
-
-def rendered(release: str = "forebay", **values: Any) -> dict[tuple[str, str], dict[str, Any]]:
-    """The chart's objects by kind and name, as ``helm template`` makes them."""
-    texts = Chart.load(CHART).render(values, name=release)
-    items = [item for path, text in texts.items() if path.endswith(".yaml") for item in yaml.safe_load_all(text)]
-    return {(item["kind"], item["metadata"]["name"]): item for item in items if item}
-
-
-def pods_of(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def pods_of(objects: Objects) -> dict[str, dict[str, Any]]:
     return {
         name: item["spec"]["template"] for (_, name), item in objects.items() if "template" in item.get("spec", {})
     }
@@ -266,7 +258,7 @@ def test_secrets_are_files_that_both_tiers_may_read():
         }
 
 
-def files_of(name: str, objects: dict[tuple[str, str], dict[str, Any]]) -> dict[Path, bytes]:
+def files_of(name: str, objects: Objects) -> dict[Path, bytes]:
     """What Kubernetes writes from the chart's secret into a pod."""
     spec = pods_of(objects)[name]["spec"]
     [mounted] = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "tokens"]
@@ -437,7 +429,7 @@ def test_network_policy_admits_routers_to_workers():
     assert rule["ports"] == [{"port": container["ports"][0]["containerPort"], "endPort": 8083}]
 
 
-def allowed(policy: dict[str, Any], objects: dict[tuple[str, str], dict[str, Any]]) -> list[str]:
+def allowed(policy: dict[str, Any], objects: Objects) -> list[str]:
     """The pods of a release that a NetworkPolicy selects, then those that it lets in."""
     labels = {name: pod["metadata"]["labels"] for name, pod in pods_of(objects).items()}
     labels |= {name: item["metadata"]["labels"] for (kind, name), item in objects.items() if kind == "Pod"}
@@ -504,7 +496,7 @@ def test_ingress_leads_to_routers_and_passes_streams():
 
 
 def test_helm_test_pod_has_the_token_and_authority():
-    def variables(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
+    def variables(objects: Objects) -> dict[str, Any]:
         [container] = objects["Pod", "forebay-test"]["spec"]["containers"]
         return {
             variable["name"]: variable.get("value") or variable["valueFrom"]["secretKeyRef"]

@@ -171,8 +171,7 @@ class Reads:
             indices, plains, repeats = without_repeats(all_indices, all_plains)
             at = 0
             while at < len(plains):
-                left_bytes = self._max_answer_bytes - taken_bytes
-                found = self._batched(spec, partition, plains[at:], parameters, left_bytes)
+                found = self._batched(spec, partition, plains[at:], parameters, taken_bytes)
                 taken_bytes += sum([len(body) for _, body in found.results])
                 require_size(taken_bytes, self._max_answer_bytes)
                 batched.waiting.extend(indices[at + i] for i in found.waiting)
@@ -190,9 +189,10 @@ class Reads:
                 yield taken_bytes
 
     def _batched(
-        self, spec: StoreSpec, partition: int, plains: list[bytes], parameters: ReadParameters, most_bytes: int
+        self, spec: StoreSpec, partition: int, plains: list[bytes], parameters: ReadParameters, taken_bytes: int
     ) -> Batched:
-        """One partition's results for the first of several keys, or for all why it may not answer."""
+        """One partition's results for the first of several keys, or for all why it may not answer; other results
+        have taken so many bytes."""
         try:
             require_versions(spec, parameters)
             admitted = self._admission.admit(self._admission.replica(spec, partition), parameters)
@@ -201,7 +201,7 @@ class Reads:
         except Problem as problem:
             return _refused(len(plains), problem_answer(problem), False)
         try:
-            values = values_of(admitted, plains, parameters, most_bytes)
+            values = values_of(admitted, plains, parameters, self._max_answer_bytes, taken_bytes)
             replica_info = self._admission.replica_info(admitted)
         except NotReady as problem:
             return _refused(len(plains), problem_answer(problem), True)

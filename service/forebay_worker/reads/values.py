@@ -137,11 +137,11 @@ def _unreadable(admitted: Admitted, store: StateStore, error: Exception) -> Prob
 
 
 def values_of(
-    admitted: Admitted, plains: list[bytes], parameters: ReadParameters, most_bytes: int
+    admitted: Admitted, plains: list[bytes], parameters: ReadParameters, most_bytes: int, others_bytes: int = 0
 ) -> list[bytes | None]:
     """The values of the first of several keys, at least one: as many as a turn of the event loop has time for.
 
-    Raises ``NotReady``, and ``AnswerTooLarge`` if they take more than this.
+    Raises ``NotReady``, and ``AnswerTooLarge`` if they and the others of the answer take more than the most.
     """
     keys = admitted.view.spec.stored_keys
     found: list[bytes | None] = []
@@ -154,7 +154,7 @@ def values_of(
             values = stored_values(admitted, [keys.prefix(plain) for plain in chunk])
         found += values
         taken_bytes += sum([len(value) for value in values if value is not None])
-        require_size(taken_bytes, most_bytes)
+        require_size(others_bytes + taken_bytes, most_bytes)
         key_bytes += sum(map(len, chunk))
         size = _MOST_TOGETHER
     return found
