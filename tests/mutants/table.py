@@ -1159,7 +1159,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "checkpoint-looks-younger-after-a-kill",
         "a line of a checkpoint never looks younger than it is",
-        "forebay_worker.state.fsync:write_durably",
+        "forebay_worker.state.fsync:replace_file",
         "if modified_epoch_ms is not None:",
         "if False:",
         (

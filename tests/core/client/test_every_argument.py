@@ -1,4 +1,5 @@
-"""Each argument of the client's constructor and methods has an effect: on what is asked, or on what is returned.
+"""Each argument of the client's constructor and methods has an effect: on what is requested, or on what is
+returned.
 
 The blocking client stands for both, which are made from one source.
 """
@@ -34,10 +35,10 @@ class Script:
     """Answers what every client asks first, refuses the rest, and keeps all requests."""
 
     def __init__(self) -> None:
-        self.asked: list[httpx.Request] = []
+        self.requested: list[httpx.Request] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
-        self.asked.append(request)
+        self.requested.append(request)
         match request.url.path.split("/")[2:]:
             case ["stores", store]:
                 return httpx.Response(200, json=described(store))
@@ -49,7 +50,7 @@ class Script:
 
     @property
     def last(self) -> httpx.Request:
-        return self.asked[-1]
+        return self.requested[-1]
 
     @property
     def query(self) -> dict[str, str]:
@@ -298,7 +299,7 @@ def shows_its_token(script: Script, _: object) -> None:
 def sends_through_its_transport(script: Script, _: object) -> None:
     with scripted(script) as client:
         client.lags()
-    assert script.asked
+    assert script.requested
 
 
 def has_decimals(script: Script, _: object) -> None:
