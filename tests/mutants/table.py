@@ -1346,9 +1346,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "share-of-a-loss-doubled",
         "after a loss no member has more than its share and one",
-        "forebay_worker.group.standby_spread:StandbySpread._shares",
-        "others = len(self._members) - 1",
-        "others = len(self._members) // 2",
+        "forebay_worker.group.standby_spread:StandbySpread._share",
+        "(len(self._members) - 1)",
+        "(len(self._members) // 2)",
         ("service/group/test_assignor.py::test_after_a_loss_no_member_has_more_than_its_share_and_one",),
     ),
     Mutant(

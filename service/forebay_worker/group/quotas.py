@@ -29,10 +29,6 @@ class Demand:
         """Where a task's active is, once these are given out."""
         return self.taken[task][0]
 
-    def holds(self, task: TaskId, placed: Iterable[str]) -> bool:
-        """Whether members hold a task's replicas already."""
-        return set(placed) <= set(self.held.get(task, ()))
-
     def refused(self, task: TaskId, placed: Iterable[str]) -> set[str]:
         """The members that a task has already."""
         return {*self.taken.get(task, ()), *placed}
