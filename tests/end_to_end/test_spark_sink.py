@@ -25,6 +25,7 @@ from forebay.record_orders import split_order, with_order
 from forebay.task_ids import TopicPartition
 from forebay.topology_file import parse_topology
 from tests.support.cluster import wait_until
+from tests.support.local_spark import local_spark
 
 pytestmark = pytest.mark.spark
 
@@ -56,26 +57,8 @@ TOPOLOGY = {
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    from pyspark.sql import SparkSession
-
-    from examples.flights.session import FILE_MANAGER
-
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", 2)
-        .config("spark.sql.session.timeZone", "America/New_York")
-        .config("spark.ui.enabled", False)
-        # Without Hadoop's native library the default starts a process for each file it renames.
-        .config("spark.sql.streaming.checkpointFileManagerClass", FILE_MANAGER)
-        # By default each query that is idle lists its source's directory a hundred times a second.
-        .config("spark.sql.streaming.pollingDelay", "50ms")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
+    with local_spark() as session:
+        yield session
 
 
 @pytest.fixture
