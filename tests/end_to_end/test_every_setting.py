@@ -31,6 +31,7 @@ from forebay.position import Position, decode_position, encode_position
 from forebay.processes.peer_processes import SINGLE_PROCESS
 from forebay.rest.limits import Limit, Peer
 from forebay.rest.parameters import ReadParameters
+from forebay.rest.tickets import verified
 from forebay.settings import RouterSettings, Tier, WorkerSettings, load_settings, settings_for
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
@@ -67,6 +68,7 @@ ANSWER_BYTES = 16_000
 KEY = f"/v1/stores/{STORE}/keys/k1"
 ORIGIN = "https://a.example"
 LONG_KEY = "k" * 4_500
+TICKET_KEY = "k" * 40
 MEBIBYTE = 1 << 20
 HOST = HostInfo("here", 8080)
 
@@ -124,7 +126,7 @@ class Stage:
         self._client("tokens", headers={"authorization": header_of("client")})
         (self.directory / "accepted").write_text(f"client {token_of('client')}\nrouter {token_of('router')}\n")
         (self.directory / "to-workers").write_text(token_of("router"))
-        (self.directory / "ticket-key").write_text("k" * 40)
+        (self.directory / "ticket-key").write_text(TICKET_KEY)
         files = (
             "--auth-tokens-file",
             f"{self.directory}/accepted",
@@ -410,11 +412,14 @@ def asks_the_authenticator(tier: Tier, stage: Stage, _: Built) -> None:
         assert stage.get("several", tier, path, authorization="Bearer other").status_code == 403
 
 
-def opens_tickets_of_the_other_tier(tier: Tier, stage: Stage, _: Built) -> None:
-    issuer: Tier = "router" if tier == "worker" else "worker"
-    issued = stage.http["tokens"].post(f"{stage.url('tokens', issuer)}/v1/tickets", json={"store": STORE})
-    url = f"{stage.url('tokens', tier)}{KEY}/changes"
-    with httpx.stream("GET", url, params={"ticket": issued.json()["ticket"]}) as stream:
+def signs_tickets_with_the_key(tier: Tier, stage: Stage, _: Built) -> None:
+    issued = stage.http["tokens"].post(f"{stage.url('tokens', tier)}/v1/tickets", json={"store": STORE})
+    ticket = issued.json()["ticket"]
+    # Why not only by the other tier: processes that tests fork have the same key of their own.
+    assert verified(ticket, TICKET_KEY.encode()).store == STORE
+    other: Tier = "router" if tier == "worker" else "worker"
+    url = f"{stage.url('tokens', other)}{KEY}/changes"
+    with httpx.stream("GET", url, params={"ticket": ticket}) as stream:
         assert stream.status_code == 200
 
 
@@ -461,7 +466,7 @@ BOTH: dict[str, Callable[[Tier, Stage, Built], None]] = {
     "tls_key_file": speaks_https,
     "auth_tokens_file": demands_tokens,
     "authenticator": asks_the_authenticator,
-    "ticket_key_file": opens_tickets_of_the_other_tier,
+    "ticket_key_file": signs_tickets_with_the_key,
     "allow_anonymous": may_be_anonymous,
     "log_level": logs_errors_only,
     "log_format": logs_json,
