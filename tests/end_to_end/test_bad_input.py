@@ -197,7 +197,9 @@ def test_a_key_may_begin_with_a_dash(key):
 
 def test_a_query_whose_url_lacks_its_scheme():
     message = refused(forebay("query", "s", "k", "--url", "127.0.0.1:8080"))
-    assert "Begin the --url with http://, https:// or unix:/." in message
+    assert (
+        "such as http://127.0.0.1:8080 or unix:/run/forebay.sock: a URL begins with http:// or https://" in message
+    )
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         everywhere = f"127.0.0.1:{free_port()}"
         cluster.launch_router("--listen", everywhere.replace("127.0.0.1", "0.0.0.0"), "--allow-anonymous")
         alone = Cluster(tmp_path_factory.mktemp("alone"))
+        alone.put("counts", {b"a": b"1"})
         called = alone.start_worker(
             f"127.0.0.1:{(port := free_port())}", "--advertise", f"worker.test:{port}", ready=False
         )
@@ -94,7 +95,7 @@ def test_probes_are_answered_whatever_they_call_the_process(served, tier):
 @pytest.mark.parametrize(
     ("tier", "host", "status"),
     [
-        ("called", "worker.test:1", 404),
+        ("called", "worker.test:1", 200),
         ("called", "other.test:1", 400),
         ("worker", "worker.test:1", 400),
         ("worker", "127.0.0.1", 200),

@@ -372,7 +372,8 @@ def _checked(url: str) -> str:
     try:
         parse_http_url(url, ("http", "https"))
     except ValueError as error:
-        raise ValueError(f"{url!r} is not the URL of a server, such as http://127.0.0.1:8080: {error}.") from None
+        examples = "http://127.0.0.1:8080 or unix:/run/forebay.sock"
+        raise ValueError(f"{url!r} is not the URL of a server, such as {examples}: {error}.") from None
     return url.rstrip("/")
 
 
