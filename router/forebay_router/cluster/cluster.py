@@ -51,10 +51,10 @@ class Cluster:
         self.metadata = StreamsMetadataState({})
         self.workers: dict[HostInfo, WorkerView] = {}
         self.ceiling: Tolerance = UNLIMITED
+        """The strictest of the bounds that workers set to every read."""
         self.doubted: frozenset[str] = frozenset()
         """Stores of which a replica has found keys in partitions that are not theirs: all their partitions are
         concerned, for what one has, another lacks."""
-        """The strictest of the bounds that workers set to every read."""
         self.rejected_addresses = RejectedAddresses(application_id)
         self._holding: dict[Held, set[HostInfo]] = {}
         """The workers that report holding a partition."""

@@ -184,15 +184,30 @@ def misplaced_keys(
     """
     if spec.stream_partitioner is None:
         return ()
+    elsewhere = {
+        record[0]
+        for record in records
+        if (record[0] % _KEYS_CHECK_EVERY == 0 or record[0] < KEYS_ALL_CHECKED)
+        and _belongs_elsewhere(spec, partition, record)
+    }
+    if not known and not elsewhere:
+        # Almost always: a restore has no time to look at each record twice.
+        return ()
     found = dict.fromkeys(known)
-    for offset, key, value, timestamp_ms, beat in records:
+    for offset, key, value, _, _ in records:
         if value is None and key in found:
             del found[key]
-        elif (offset < KEYS_ALL_CHECKED or offset % _KEYS_CHECK_EVERY == 0) and not beat:
-            plain = spec.stored_keys.split_changelog(key, timestamp_ms).plain
-            if value is not None and len(found) < MAX_MISPLACED_KEYS and is_misplaced(spec, partition, plain):
-                found[key] = None
+        elif offset in elsewhere and len(found) < MAX_MISPLACED_KEYS:
+            found[key] = None
     return tuple(found)
+
+
+def _belongs_elsewhere(spec: StoreSpec, partition: int, record: Record) -> bool:
+    """Whether a record gives a value to a key that the partitioner does not put into this partition."""
+    _, key, value, timestamp_ms, beat = record
+    if beat or value is None:
+        return False
+    return is_misplaced(spec, partition, spec.stored_keys.split_changelog(key, timestamp_ms).plain)
 
 
 def is_misplaced(spec: StoreSpec, partition: int, plain: bytes) -> bool:

@@ -231,8 +231,9 @@ class SqliteChangelog:
         try:
             for partition, pairs in sorted(rows.items()):
                 timed = ((key, value, now_ms) for key, value in pairs)
-                proof = self.proofs(topic).get(partition)
-                with naming(path := self.path(TopicPartition(topic, partition))):
+                tp = TopicPartition(topic, partition)
+                proof = self._proofs.get(tp)
+                with naming(path := self.path(tp)):
                     if batch_id is None:
                         batches.append_rows(path, timed, writer=writer, query_id=query_id, proof=proof)
                         continue

@@ -233,6 +233,9 @@ class SqliteConsumer:
         """Those whose writes the kernel does not report."""
         if self._events is None:
             return list(self._positions)
+        if not self._unreported:
+            # Else each poll would make up the paths of all.
+            return []
         return [tp for tp in self._positions if os.path.dirname(self._path(tp)) in self._unreported]
 
     def _recheck(self) -> None:
