@@ -1,6 +1,7 @@
 """The fast path gives the same bytes as the route behind it, however requests are split and mixed."""
 
 import base64
+import itertools
 import json
 import random
 import re
@@ -304,12 +305,15 @@ def test_a_client_that_closes_its_half_gets_its_list(served):
         head = f"POST /v1/stores/counts/batch-get{waits} HTTP/1.1\r\nHost: localhost\r\n"
         rest = b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
         batch = head.encode() + rest
-        for waiting in (batch, request(f"/v1/stores/counts/keys/k1{waits}")):
+        reads = [request(f"/v1/stores/counts/{what}{waits}") for what in ("keys/k1", "entries")]
+        # Requests behind one that waits must not hide that the client has left.
+        for waiting, behind in itertools.product([batch, *reads], [b"", request("/v1/stores/counts/entries") * 9]):
             with socket.create_connection((host, int(port)), timeout=10) as connection:
                 connection.sendall(waiting)
                 wait_until(lambda at=address: held(at, "waiting") == 1, f"a read that waits at {address}")
+                connection.sendall(behind)
             for at in (worker, router):
-                wait_until(lambda at=at: held(at, "waiting") == 0, f"its end at {at}")
+                wait_until(lambda at=at: held(at, "waiting") == 0, f"its end at {at}", 10)
 
 
 def held(address: str, what: str) -> float:

@@ -201,7 +201,7 @@ class FastPathProtocol(SlowPathProtocol):
             return
         if self._held:
             self._held += data
-            self.flow.pause_reading()
+            self._hold_back(len(self._held))
             return
         at = self._answer_on_fast_path(data)
         if at >= len(data):
@@ -210,11 +210,14 @@ class FastPathProtocol(SlowPathProtocol):
         if self._pending or self._turn_is_over:
             # The framework must not answer before the outstanding answers are sent, and others have their turn.
             self._held = rest
-            self.flow.pause_reading()
+            self._hold_back(len(rest))
             if not self._pending:
                 self.loop.call_soon(self._send_filled)
             return
         self._parse(rest)
+
+    def _waits(self) -> bool:
+        return any(pending.waits for pending in self._pending) or super()._waits()
 
     def _parse(self, data: bytes) -> None:
         """Leave it to the parser and the framework, once all that is ready is sent."""
@@ -371,7 +374,7 @@ class FastPathProtocol(SlowPathProtocol):
         if self.scheme != "http" or self._held:
             return False
         if self._pending:
-            self._ended = not any(pending.waits for pending in self._pending)
+            self._ended = not self._waits()
             return self._ended
         return self._ends_after_answer()
 

@@ -22,6 +22,8 @@ _MOST_HEAD_BYTES = 64 << 10
 """Limit for an incomplete request head, not counting its first chunk."""
 _PARSED_AT_ONCE_BYTES = 4 << 10
 """How much is parsed before it is known whether requests queue: a segment may hold thousands."""
+_MOST_AHEAD_BYTES = 64 << 10
+"""How much is read behind a request that waits for long: only reading tells whether its client has left."""
 _MOST_REQUEST_S = 30.0
 """How long a request may take to arrive, and the first one to begin."""
 _NO_HTTP = "Invalid HTTP request received."
@@ -68,7 +70,7 @@ class SlowPathProtocol(HttpToolsProtocol):
         if self._unparsed:
             # Reading is paused, but what the transport had already read still comes.
             self._unparsed = memoryview(bytes(self._unparsed) + data)
-            self.flow.pause_reading()
+            self._hold_back(len(self._unparsed))
             return
         self._unparsed = memoryview(data)
         self._parse_some()
@@ -91,7 +93,22 @@ class SlowPathProtocol(HttpToolsProtocol):
                     self._unparsed = memoryview(b"")
                     self.send_400_response(f"The request's head is longer than {_MOST_HEAD_BYTES} bytes.")
         if self.pipeline:
+            self._hold_back(len(self._unparsed))
+
+    def _hold_back(self, unread_bytes: int) -> None:
+        """Read nothing more while requests queue, or a little behind one that waits."""
+        if unread_bytes <= _MOST_AHEAD_BYTES and self._waits():
+            self.flow.resume_reading()
+        else:
             self.flow.pause_reading()
+
+    def _waits(self) -> bool:
+        """Whether a request is being answered whose client has left once it sends nothing more."""
+        running = self._running
+        if running is None or running.response_complete:
+            return False
+        request: Any = running.scope
+        return b"wait_ms=" in request["query_string"] or request["path"].endswith("/changes")
 
     def _feed(self, data: memoryview) -> bool:
         """Have it parsed; returns whether what follows is HTTP."""
@@ -144,7 +161,7 @@ class SlowPathProtocol(HttpToolsProtocol):
         """The framework has answered a request."""
         super().on_response_complete()
         if self.pipeline:
-            self.flow.pause_reading()
+            self._hold_back(len(self._unparsed))
         elif self._unparsed:
             self._parse_some()
         if self._refusal and not self._answers_earlier() and not self.transport.is_closing():
@@ -252,10 +269,7 @@ class SlowPathProtocol(HttpToolsProtocol):
         A peer that closes its half while it follows or waits for something has left.
         """
         running = self._running
-        if running is None or running.response_complete or not self._answers_earlier() or self.pipeline:
-            return False
-        request: Any = running.scope
-        if b"wait_ms=" in request["query_string"] or request["path"].endswith("/changes"):
+        if running is None or not self._answers_earlier() or self.pipeline or self._waits():
             return False
         running.keep_alive = False
         return True
