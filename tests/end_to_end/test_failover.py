@@ -254,10 +254,11 @@ def test_many_reads_at_a_hung_worker_are_answered(cluster):
     router = served(cluster, 2)
     stopped = cluster.active_for(router, "counts", "k1")
     # More than the budget of hedges lets through, and none of them a plain read of one key.
-    urls = [f"http://{router}/v1/stores/counts/{path}" for path in ["keys/k1?wait_ms=900", "entries?limit=5"] * 30]
-    with ThreadPoolExecutor(len(urls)) as pool:
-        list(pool.map(httpx.get, urls))
+    paths = ["keys/k1?wait_ms=900&timeout_ms=15000", "entries?limit=5&timeout_ms=15000"] * 30
+    urls = [f"http://{router}/v1/stores/counts/{path}" for path in paths]
+    with ThreadPoolExecutor(len(urls)) as pool, httpx.Client(timeout=20) as client:
+        list(pool.map(client.get, urls))
         cluster.kill(stopped, signal.SIGSTOP)
-        answers = list(pool.map(httpx.get, urls))
+        answers = list(pool.map(client.get, urls))
     assert [answer.status_code for answer in answers] == [200] * len(urls)
     cluster.kill(stopped, signal.SIGCONT)

@@ -7,6 +7,7 @@ import re
 import socket
 import time
 import weakref
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ from tests.support.cluster import until
 BODY = b"x" * 10_000
 LARGE = 8 << 20
 REQUEST = b"GET /v1/stores/s/keys/k HTTP/1.1\r\nHost: h\r\n\r\n"
+_OPENED: list["SlowPeer"] = []
 FORM = RequestTemplate("s", b"", b"", b"", b"h")
 
 
@@ -110,6 +112,7 @@ def opened(handlers: Handlers) -> SlowPeer:
     peer = SlowPeer()
     peer.protocol = protocol
     protocol.connection_made(peer)
+    _OPENED.append(peer)
     return peer
 
 
@@ -127,6 +130,15 @@ def collecting() -> tuple[list[PendingResponse], KeyHandler]:
 @pytest.fixture
 async def peer() -> SlowPeer:
     return connected(lambda segment, protocol: HttpAnswer(200, b"", BODY))
+
+
+@pytest.fixture(autouse=True)
+async def no_peer_left() -> AsyncIterator[None]:
+    """A task that writes to a paused peer waits on even when it is cancelled, and the test would never end."""
+    _OPENED.clear()
+    yield
+    for peer in _OPENED:
+        peer.protocol.connection_lost(None)
 
 
 async def test_peer_that_reads_nothing_gets_bounded_answers(peer):

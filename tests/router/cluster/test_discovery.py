@@ -180,7 +180,7 @@ async def test_map_comes_from_a_workers_own_address():
 
 async def test_seed_that_left_is_named_as_a_seed(monkeypatch):
     """It is polled on, and found again when a worker is back."""
-    monkeypatch.setattr("forebay_router.cluster.discovery._FORGET_AFTER_MS", 300.0)
+    forget_after_ms = "forebay_router.cluster.discovery._FORGET_AFTER_MS"
     status: dict[str, object] = {}
     async with worker(status, mapped=False) as host:
         known, discovery = discovering([host])
@@ -189,7 +189,9 @@ async def test_seed_that_left_is_named_as_a_seed(monkeypatch):
             await until(lambda: host in known.workers)
             before = dict(status)
             status.clear()
-            await until(lambda: host not in known.workers and known.rejected_addresses.listed())
+            with monkeypatch.context() as patch:
+                patch.setattr(forget_after_ms, 300.0)
+                await until(lambda: host not in known.workers and known.rejected_addresses.listed())
             assert [one.address for one in known.rejected_addresses.listed()] == [str(host)]
             status |= before
             await until(lambda: host in known.workers and not known.rejected_addresses.listed())
