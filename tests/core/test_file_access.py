@@ -87,13 +87,6 @@ def test_file_of_another_user_names_its_owner(tmp_path, command):
     assert line.endswith(OWNER)
 
 
-def test_doctor_names_each_directory_that_is_denied_once(directory):
-    log, state = directory / "log", directory / "state"
-    done = forebay_without_rights("doctor", "--changelog", f"sqlite://{log}", "--state-dir", state)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert [done.stdout.count(f"error: {path} cannot be used") for path in (log, state)] == [1, 1]
-
-
 def test_nothing_is_denied_where_a_directory_may_be_made(tmp_path: Path):
     assert denial(tmp_path / "a" / "b") is None
     assert denial(tmp_path) is None

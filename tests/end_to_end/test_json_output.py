@@ -79,7 +79,6 @@ def test_each_document_has_the_members_that_are_documented(cluster, spark_4_0, t
     move = TOPOLOGY.replace("[[subtopology]]", OTHER + "[[subtopology]]", 1)
     documents = {
         "topology show": printed("topology show", *topology),
-        "doctor": printed("doctor", *topology, statuses=(0, 1)),
         "topology apply": printed("topology apply", *log),
         "changelog ls": printed("changelog ls", *log),
         "changelog stat": printed("changelog stat", *log),
@@ -148,7 +147,7 @@ def test_a_shell_completes_commands_and_flags():
         return [line.partition(",")[2] for line in outcome.stdout.splitlines()]
 
     assert {"tail", "stat"} <= set(completions("forebay changelog "))
-    assert "--json" in completions("forebay doctor --j")
+    assert "--json" in completions("forebay status --j")
 
 
 OTHER = """[[subtopology]]

@@ -78,8 +78,6 @@ class FileStore:
 
 
 _CHANGELOG = '''
-from pathlib import Path
-
 from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.group.sqlite.backend import SqliteGroups
 
@@ -97,9 +95,6 @@ class Notebooks:
 
     def open(self, url, *, create):
         return Notebook(url)
-
-    def directory(self, url):
-        return Path(url.partition("://")[2])
 
 
 class NotebookGroups(SqliteGroups):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Protocol
 
 from forebay.changelog.base import Changelog
@@ -25,8 +24,4 @@ class ChangelogBackend(Protocol):
     def open(self, url: str, *, create: bool) -> Changelog:
         """The changelog at a URL; raises ``SettingError``, and without ``create`` ``ChangelogError`` if there is
         none."""
-        ...
-
-    def directory(self, url: str) -> Path | None:
-        """Where a changelog is on this machine's disks, None if it is elsewhere; raises ``SettingError``."""
         ...

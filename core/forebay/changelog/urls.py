@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from forebay.backend_registry import load_backend, naming_extra
 from forebay.changelog.backend import CHANGELOG_ENTRY_POINTS, ChangelogBackend
 from forebay.changelog.base import Changelog
@@ -17,16 +15,6 @@ def open_changelog(url: str, *, create: bool = True) -> Changelog:
     Its scheme decides which installed backend opens it. Raises ``SettingError``, ``ExtraMissing`` if the
     backend's packages are not installed, and without ``create`` ``ChangelogError`` if there is none.
     """
-    backend = _backend(url)
+    backend: ChangelogBackend = load_backend(CHANGELOG_ENTRY_POINTS, url, _ROLE)
     with naming_extra(CHANGELOG_ENTRY_POINTS, url, _ROLE):
         return backend.open(url, create=create)
-
-
-def changelog_directory(url: str) -> Path | None:
-    """Where the changelog at a URL is on this machine's disks, None if elsewhere; raises ``SettingError``."""
-    return _backend(url).directory(url)
-
-
-def _backend(url: str) -> ChangelogBackend:
-    backend: ChangelogBackend = load_backend(CHANGELOG_ENTRY_POINTS, url, _ROLE)
-    return backend

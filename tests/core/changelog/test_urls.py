@@ -4,7 +4,6 @@ import pytest
 
 from forebay.changelog import open_changelog
 from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.changelog.urls import changelog_directory
 from forebay.errors import SettingError
 from tests.support.installed import install_changelog
 
@@ -35,7 +34,7 @@ def test_a_package_may_bring_another_kind(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(tmp_path)
     changelog = open_changelog(f"notebook://{tmp_path}/log")
     assert type(changelog).__name__ == "Notebook"
-    assert changelog_directory(changelog.url) == tmp_path / "log"
+    assert changelog.directory == tmp_path / "log"
     with pytest.raises(SettingError, match=r"notebook://DIR, sqlite:///DIR"):
         open_changelog("nonsense")
 

@@ -17,8 +17,5 @@ class KafkaBackend:
 
         return KafkaChangelog(url)
 
-    def directory(self, url: str) -> None:
-        """None: the brokers have it."""
-
 
 BACKEND: ChangelogBackend = KafkaBackend()

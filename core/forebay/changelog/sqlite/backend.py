@@ -18,10 +18,9 @@ class SqliteBackend:
 
     def open(self, url: str, *, create: bool) -> Changelog:
         """The changelog in a directory; see ``ChangelogBackend``."""
-        return SqliteChangelog(self.directory(url), create=create)
+        return SqliteChangelog(self._directory(url), create=create)
 
-    def directory(self, url: str) -> Path:
-        """The directory that a URL names; raises ``SettingError``."""
+    def _directory(self, url: str) -> Path:
         try:
             parts = urlsplit(url)
         except ValueError as error:

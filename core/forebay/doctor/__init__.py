@@ -1,1 +1,0 @@
-"""What ``forebay doctor`` checks: this machine, the changelog, and the processes that are to answer."""
