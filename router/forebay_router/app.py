@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from forebay.answer_schemas.status import RouterStatus
 from forebay.authentication import Authenticator
 from forebay.clock import boot_ms
 from forebay.console.data_routes import Console, add_console_routes
@@ -37,14 +36,10 @@ from forebay.errors import (
     WrongStoreKind,
 )
 from forebay.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
-from forebay.rest.answers import problem_answer
 from forebay.rest.application import HeldResponse, body_of, make_application, respond
-from forebay.rest.batches import MOST_BODY_BYTES
 from forebay.rest.client_disconnect import for_client
 from forebay.rest.document_routes import add_document_routes
 from forebay.rest.hosts import ANY_HOST, AllowedHosts
-from forebay.rest.key_changes import resumed
-from forebay.rest.parameters import ReadParameters, parse_parameters
 from forebay.rest.posted_cursor import continued, cursor_of_body
 from forebay.rest.routes import (
     BATCH_ROUTE,
@@ -61,6 +56,11 @@ from forebay.rest.streamed_response import StreamedResponse
 from forebay.rest.ticket_routes import add_ticket_route
 from forebay.rest.tickets import Tickets, ticket_key_of
 from forebay.timeouts import running_timeout
+from forebay.wire.answer_schemas.status import RouterStatus
+from forebay.wire.answers import problem_answer
+from forebay.wire.batches import MOST_BODY_BYTES
+from forebay.wire.key_changes import resumed
+from forebay.wire.parameters import ReadParameters, parse_parameters
 from forebay_router.changes_routes import add_changes_routes
 from forebay_router.metrics import ANSWER_MS, RouterMetrics
 from forebay_router.processes.process_group import ProcessGroupView

@@ -8,13 +8,13 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from forebay.errors import Problem
-from forebay.rest.answers import problem_answer
 from forebay.rest.application import respond
-from forebay.rest.parameters import parse_parameters
 from forebay.rest.routes import STORE_CHANGES_ROUTE, Endpoint, add_store_changes_route, crashes_counted
 from forebay.rest.store_changes.endpoint import open_stream
 from forebay.rest.store_changes.selection import make_selection
 from forebay.rest.store_changes.tail import Tails
+from forebay.wire.answers import problem_answer
+from forebay.wire.parameters import parse_parameters
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.store_changes import RoutedSource
 from forebay_router.router import Router

@@ -20,13 +20,13 @@ from typing import Any
 from forebay.clock import boot_ms
 from forebay.errors import InternalError, Problem
 from forebay.fast_path import FastPathProtocol, KeyHandler, PendingResponse, RecognisedBatch, RequestTemplate
-from forebay.rest.answer_aging import IN_TRANSIT_MS, answer_by_now
-from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.large_answers import LargeAnswer
 from forebay.rest.limits import Peer
 from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
 from forebay.routing.failover_policy import Action, NoteSlow, NoteThrottled, ReadPolicy, Wait
 from forebay.streams_metadata import HostInfo
+from forebay.wire.answer_aging import IN_TRANSIT_MS, answer_by_now
+from forebay.wire.answers import HttpAnswer, problem_answer
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.batches import batch_get
 from forebay_router.reads.candidate_cache import CandidateCache, ReadTarget, RoutedKeyRead

@@ -13,12 +13,12 @@ from prometheus_client.registry import Collector
 from forebay import __version__
 from forebay.console.history import StoreCounts
 from forebay.lag import Lag
-from forebay.rest.answers import HttpAnswer
-from forebay.rest.batches import KeyResult
 from forebay.rest.histogram import Histogram, combined
 from forebay.rest.proxied_listener import ProxyHeaders
-from forebay.rest.retryable_statuses import WITH_LAG
 from forebay.rest.routes import BATCH_ROUTE
+from forebay.wire.answers import HttpAnswer
+from forebay.wire.batches import KeyResult
+from forebay.wire.retryable_statuses import WITH_LAG
 from forebay_router.router import Router
 from forebay_router.served_lag import ServedLag
 from forebay_router.upstream.replica_headers import reported_in

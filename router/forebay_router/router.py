@@ -11,7 +11,6 @@ from typing import Any
 
 from msgspec.structs import asdict
 
-from forebay.answer_schemas.status import KnownWorker, MapGeneration, RouterProcess, RouterStatus
 from forebay.clock import boot_ms, epoch_ms
 from forebay.console.findings import Finding
 from forebay.console.replica_states import ReplicaState
@@ -20,12 +19,13 @@ from forebay.lag import Tolerance
 from forebay.process_identity import Identity
 from forebay.rest.event_streams import EventStreams
 from forebay.rest.limits import Held, Limits, Peer
-from forebay.rest.parameters import Prefer, ReadParameters
 from forebay.routing.candidates import candidates
 from forebay.routing.hedging import HedgeBudget, HedgeDelay
 from forebay.settings import RouterSettings
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
+from forebay.wire.answer_schemas.status import KnownWorker, MapGeneration, RouterProcess, RouterStatus
+from forebay.wire.parameters import Prefer, ReadParameters
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.discovery import Discovery
 from forebay_router.cluster.seeds import Seeds

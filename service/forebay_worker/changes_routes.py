@@ -11,11 +11,8 @@ from fastapi.responses import Response
 
 from forebay.errors import Problem
 from forebay.lag import Tolerance
-from forebay.rest.answers import NO_STORE, HttpAnswer, problem_answer
 from forebay.rest.application import body_of, respond
-from forebay.rest.batches import MOST_BODY_BYTES
 from forebay.rest.client_disconnect import for_client
-from forebay.rest.parameters import WORKER_PARAMETERS, ReadParameters, parse_parameters
 from forebay.rest.routes import STORE_CHANGES_ROUTE, Endpoint, add_store_changes_route, crashes_counted
 from forebay.rest.store_changes.cursors import ChangesCursor
 from forebay.rest.store_changes.endpoint import open_stream
@@ -24,6 +21,9 @@ from forebay.rest.store_changes.requests import CHANGES_MEDIA_TYPE, PagesRequest
 from forebay.rest.store_changes.selection import KeySelection
 from forebay.rest.store_changes.source import PAGE_BYTES, POLLED_PAGE_BYTES
 from forebay.rest.store_changes.tail import Tails
+from forebay.wire.answers import NO_STORE, HttpAnswer, problem_answer
+from forebay.wire.batches import MOST_BODY_BYTES
+from forebay.wire.parameters import WORKER_PARAMETERS, ReadParameters, parse_parameters
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.reads.store_changes import StoreChanges
 from forebay_worker.worker import Worker

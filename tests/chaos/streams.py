@@ -14,8 +14,8 @@ from forebay.client import AsyncClient
 from forebay.clock import boot_ms
 from forebay.errors import Problem
 from forebay.position import decode_position
-from forebay.rest.answers import ReplicaInfo
-from forebay.rest.server_sent_events import EventReader
+from forebay.wire.answers import ReplicaInfo
+from forebay.wire.server_sent_events import EventReader
 from tests.chaos import answers
 from tests.chaos.history import BOTH_ROUTERS, Item, Portion, Read
 from tests.chaos.reading import Reading

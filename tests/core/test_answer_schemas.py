@@ -6,17 +6,17 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from forebay.answer_schemas.components import components, reference
-from forebay.answer_schemas.members import LagFigures
-from forebay.answer_schemas.reads import AnsweringReplica, KeyAnswer, list_answer
-from forebay.answer_schemas.replicas import ReplicaRow
-from forebay.answer_schemas.status import Ceiling, StatusReport
-from forebay.answer_schemas.stores import HostMetadata, StoreDescription
 from forebay.client.results import Answer, ReplicaLag
 from forebay.lag import Lag, Tolerance
-from forebay.rest.answers import ReplicaInfo
-from forebay.rest.list_routes import SCAN_ROUTES
 from forebay.store_spec import StoreSpec
+from forebay.wire.answer_schemas.components import components, reference
+from forebay.wire.answer_schemas.members import LagFigures
+from forebay.wire.answer_schemas.reads import AnsweringReplica, KeyAnswer, list_answer
+from forebay.wire.answer_schemas.replicas import ReplicaRow
+from forebay.wire.answer_schemas.status import Ceiling, StatusReport
+from forebay.wire.answer_schemas.stores import HostMetadata, StoreDescription
+from forebay.wire.answers import ReplicaInfo
+from forebay.wire.list_routes import SCAN_ROUTES
 
 COUNTERPARTS = [
     (Answer, KeyAnswer, set()),

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from forebay.errors import BadKey, NotReady, UnknownPartitioner, UnknownStore
 from forebay.lag import Lag
 from forebay.partitioning import Murmur2Partitioner
-from forebay.rest.documents import cluster_map_of, map_answer
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import (
     NO_GENERATION,
@@ -21,6 +20,7 @@ from forebay.streams_metadata import (
     cluster_map,
 )
 from forebay.task_ids import TopicPartition
+from forebay.wire.documents import cluster_map_of, map_answer
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=100)
 

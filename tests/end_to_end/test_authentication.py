@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from forebay.cli import commands
 from forebay.client import Answer, AsyncClient, Client
 from forebay.errors import ForebayError, Unauthenticated
-from forebay.rest.server_sent_events import Event, EventReader
+from forebay.wire.server_sent_events import Event, EventReader
 from openapi.generate import router_document
 from tests.end_to_end.test_fast_path import exchange, request, steady
 from tests.support.cluster import Cluster, free_port, running_cluster, wait_until

@@ -18,7 +18,7 @@ import pytest
 
 from forebay.client import Answer, Client
 from forebay.position import Position, decode_position, encode_position
-from forebay.rest.server_sent_events import Event, EventReader
+from forebay.wire.server_sent_events import Event, EventReader
 from tests.support.cluster import Cluster, free_port, heed_interrupts, running_cluster, wait_until
 
 PROBLEM = "urn:forebay:problem:"

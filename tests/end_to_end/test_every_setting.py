@@ -30,13 +30,13 @@ from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
 from forebay.position import Position, decode_position, encode_position
 from forebay.processes.peer_processes import SINGLE_PROCESS
 from forebay.rest.limits import Limit, Peer
-from forebay.rest.parameters import ReadParameters
 from forebay.rest.tickets import verified
 from forebay.settings import RouterSettings, Tier, WorkerSettings, load_settings, settings_for
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology_file import load_topology
+from forebay.wire.parameters import ReadParameters
 from forebay_router.cluster.worker_view import Report, WorkerView
 from forebay_router.router import Router
 from forebay_worker.app import _wait_ms

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forebay.rest.server_sent_events import EventReader
+from forebay.wire.server_sent_events import EventReader
 from openapi.generate import router_document, worker_document
 from tests.support.cluster import Cluster, running_cluster
 

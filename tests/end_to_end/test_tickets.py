@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 
-from forebay.rest.server_sent_events import Event, EventReader
+from forebay.wire.server_sent_events import Event, EventReader
 from tests.support.browser import CHROMIUM, browser_page
 from tests.support.cluster import Cluster, running_cluster, wait_until
 from tests.support.tokens import header_of, token_of

@@ -14,14 +14,14 @@ import pytest
 
 from forebay.changelog import Heartbeat
 from forebay.position import decode_position
-from forebay.rest.batches import read_batch_frames
-from forebay.rest.documents import cluster_map_of
-from forebay.rest.list_routes import SCAN_ROUTES
-from forebay.rest.parameters import ReadParameters
-from forebay.rest.scan_pages import ScanPage
-from forebay.rest.scans import Cursor, make_scan
 from forebay.streams_metadata import Generation, StreamsMetadataState
 from forebay.task_ids import TopicPartition
+from forebay.wire.batches import read_batch_frames
+from forebay.wire.documents import cluster_map_of
+from forebay.wire.list_routes import SCAN_ROUTES
+from forebay.wire.parameters import ReadParameters
+from forebay.wire.scan_pages import ScanPage
+from forebay.wire.scans import Cursor, make_scan
 from forebay_router.cluster.statuses import read_status
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.upstream.replica_headers import reported_in

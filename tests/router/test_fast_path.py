@@ -8,12 +8,12 @@ from typing import cast
 import pytest
 
 from forebay.fast_path import FastPathProtocol, PendingResponse, RecognisedBatch, RequestTemplate
-from forebay.rest.answers import HttpAnswer
 from forebay.rest.limits import Peer
 from forebay.routing.failover_policy import GiveUp
 from forebay.settings import RouterSettings, load_settings
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
+from forebay.wire.answers import HttpAnswer
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.fast_path import RouterFastPath
 from forebay_router.metrics import RouterMetrics

@@ -6,11 +6,11 @@ from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.lag import Progress
-from forebay.rest.parameters import ReadParameters
 from forebay.state_store import CommittedOffset
 from forebay.streams_metadata import StreamsMetadataState
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology_file import parse_topology
+from forebay.wire.parameters import ReadParameters
 from forebay_worker.reads.keys import Batched, Reads
 from forebay_worker.reads.staleness_check import Admission
 from forebay_worker.state.rocksdb import RocksDbStore

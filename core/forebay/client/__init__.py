@@ -9,8 +9,8 @@ from forebay.client.blocking import Changes, Client, Items, Session
 from forebay.client.options import ALL_KEYS, ReadOptions, Time
 from forebay.client.results import Answer, Change, Entry, Page, ReplicaLag, SessionWindow, Version, Window
 from forebay.client.store_changes import Absent, Reset, StoreChange, StoreLag, Values
-from forebay.rest.answers import ReplicaInfo
 from forebay.unproven import UnprovenRange
+from forebay.wire.answers import ReplicaInfo
 
 __all__ = [
     "ALL_KEYS",

@@ -27,9 +27,9 @@ from forebay.client.store_changes import StoreChange, StoreChangesRequest
 from forebay.client.together import AT_ONCE
 from forebay.client.unix_sockets import socket_paths
 from forebay.errors import Problem
-from forebay.rest.parameters import DEFAULT_LIMIT
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
+from forebay.wire.parameters import DEFAULT_LIMIT
 
 T = TypeVar("T")
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from forebay.answer_schemas.reading import read_values
 from forebay.client.exchange import MALFORMED, Mismatch, Plan, Request, not_of_a_read
 from forebay.client.results import ReplicaLag, replica_lag_of
 from forebay.process_identity import IDENTITY_PATH, Identity
-from forebay.rest.documents import cluster_map_of
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import ClusterMap, StreamsMetadataState
+from forebay.wire.answer_schemas.reading import read_values
+from forebay.wire.documents import cluster_map_of
 
 T = TypeVar("T")
 

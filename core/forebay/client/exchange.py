@@ -23,10 +23,10 @@ from forebay.client.target_partition import TargetPartition
 from forebay.client.unix_sockets import http_url
 from forebay.errors import AnswerMismatch, DeadlineExceeded, NoReplica, Problem
 from forebay.listen_addresses import UnixAddress, is_unix
-from forebay.rest.key_changes import KEEP_ALIVE_MS, is_transient
-from forebay.rest.retryable_statuses import OF_THE_SERVER
-from forebay.rest.server_sent_events import EVENTS_MEDIA_TYPE
 from forebay.streams_metadata import HostInfo
+from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient
+from forebay.wire.retryable_statuses import OF_THE_SERVER
+from forebay.wire.server_sent_events import EVENTS_MEDIA_TYPE
 
 _TRIES_PER_URL = 2
 """A server may close an idle connection just as a request is sent on it: that does not mean it is down."""

@@ -15,9 +15,9 @@ from forebay.client.results import Answer, answer_of
 from forebay.client.store_paths import store_path
 from forebay.client.target_partition import TargetPartition
 from forebay.errors import BadKey, Problem
-from forebay.rest.batches import MOST_BODY_BYTES, MOST_KEYS
-from forebay.rest.retryable_statuses import OF_THE_REPLICA
 from forebay.streams_metadata import HostInfo
+from forebay.wire.batches import MOST_BODY_BYTES, MOST_KEYS
+from forebay.wire.retryable_statuses import OF_THE_REPLICA
 
 _MOST_BATCH_BYTES = MOST_BODY_BYTES - 1_024
 

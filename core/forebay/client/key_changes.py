@@ -13,9 +13,9 @@ from forebay.client.results import Change, change_of
 from forebay.client.store_changes import StoreChange, StoreChangesRequest, StoreLag
 from forebay.errors import Problem, UnknownKey
 from forebay.lag import UNKNOWN_LAG, Lag
-from forebay.rest.answers import ReplicaInfo
-from forebay.rest.key_changes import is_transient
-from forebay.rest.server_sent_events import Event, EventReader
+from forebay.wire.answers import ReplicaInfo
+from forebay.wire.key_changes import is_transient
+from forebay.wire.server_sent_events import Event, EventReader
 
 C = TypeVar("C")
 """What following yields."""

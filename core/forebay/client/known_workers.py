@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, Tolerance
 from forebay.listen_addresses import is_unix
-from forebay.rest.parameters import Prefer
 from forebay.routing.candidates import Holder, candidates
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import NO_GENERATION, ClusterMap, HostInfo
 from forebay.task_ids import TopicPartition
+from forebay.wire.parameters import Prefer
 
 _MAP_MAX_AGE_S = 10.0
 _LEAST_REFRESH_INTERVAL_S = 0.1

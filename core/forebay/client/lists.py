@@ -9,8 +9,8 @@ from forebay.client.exchange import Plan
 from forebay.client.read_plans import ClientReads, ListRequest
 from forebay.client.results import Page
 from forebay.lag import UNKNOWN_LAG, Lag
-from forebay.rest.answers import ReplicaInfo
 from forebay.unproven import UnprovenRange
+from forebay.wire.answers import ReplicaInfo
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final, TypeAlias, TypedDict
 from urllib.parse import quote, urlencode
 
-from forebay.rest.parameters import Prefer, parse_time
+from forebay.wire.parameters import Prefer, parse_time
 
 DEFAULT_TIMEOUT_MS = 5_000
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 
-from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE, ScanPage
-from forebay.rest.scans import SCAN_HEADER
+from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE, ScanPage
+from forebay.wire.scans import SCAN_HEADER
 
 
 def page_headers(page_bytes: int) -> dict[str, str]:

@@ -7,7 +7,7 @@ import threading
 from forebay.client import fork_safety
 from forebay.errors import PositionOfAnotherLog
 from forebay.position import decode_position, encode_position, later_position
-from forebay.rest.list_bodies import joined_position
+from forebay.wire.list_bodies import joined_position
 
 
 class Positions:

@@ -23,10 +23,10 @@ from forebay.client.problems import problem_of_response
 from forebay.client.read_plans import REWRITTEN
 from forebay.errors import ForebayError, Problem
 from forebay.output import Output, json_output
-from forebay.rest.scans import posted_cursor
 from forebay.standard_streams import print_line
 from forebay.store_kinds import STORE_KINDS
 from forebay.store_spec import StoreSpec
+from forebay.wire.scans import posted_cursor
 
 _OF_KEYS = tuple(kind for kind in STORE_KINDS.values() if kind.lists_each_key)
 _KINDS = tuple(kind.items for kind in _OF_KEYS)

@@ -44,11 +44,11 @@ from forebay.client.target_partition import TargetPartition
 from forebay.codecs.keys import to_segment
 from forebay.errors import BadKey, PartitionerMissing, Problem, UnknownKey
 from forebay.position import later_position
-from forebay.rest.answers import ReplicaInfo
-from forebay.rest.retryable_statuses import OF_THE_SERVER, TRANSIENT
-from forebay.rest.scans import posted_cursor
 from forebay.store_kinds import STORE_KINDS, StoreKind
 from forebay.store_spec import StoreSpec
+from forebay.wire.answers import ReplicaInfo
+from forebay.wire.retryable_statuses import OF_THE_SERVER, TRANSIENT
+from forebay.wire.scans import posted_cursor
 
 REWRITTEN = ("", ".", "..")
 """Key segments that intermediaries rewrite."""

@@ -11,9 +11,9 @@ from forebay.client.documents import parse_document
 from forebay.client.problems import problem_of
 from forebay.errors import Problem, UnknownKey
 from forebay.lag import Lag
-from forebay.rest.answers import ReplicaInfo
-from forebay.rest.server_sent_events import Event
 from forebay.unproven import UnprovenRange
+from forebay.wire.answers import ReplicaInfo
+from forebay.wire.server_sent_events import Event
 
 T = TypeVar("T")
 Document = Mapping[str, Any]

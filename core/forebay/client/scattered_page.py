@@ -22,12 +22,6 @@ from forebay.client.target_partition import TargetPartition
 from forebay.clock import boot_ms
 from forebay.errors import LagExceedsTolerance, Problem
 from forebay.lag import Lag, Tolerance
-from forebay.rest.answer_aging import bounds_exceeded, time_reserved_for_retry_ms
-from forebay.rest.list_bodies import list_head, list_tail
-from forebay.rest.list_routes import SCAN_ROUTES
-from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters
-from forebay.rest.retryable_statuses import TRANSIENT
-from forebay.rest.scans import Scan, make_scan, posted_cursor
 from forebay.routing.scattered_list import (
     PartitionPages,
     ScatteredList,
@@ -36,6 +30,12 @@ from forebay.routing.scattered_list import (
     unread,
 )
 from forebay.store_spec import StoreSpec
+from forebay.wire.answer_aging import bounds_exceeded, time_reserved_for_retry_ms
+from forebay.wire.list_bodies import list_head, list_tail
+from forebay.wire.list_routes import SCAN_ROUTES
+from forebay.wire.parameters import ENTRIES_PARAMETERS, parse_parameters
+from forebay.wire.retryable_statuses import TRANSIENT
+from forebay.wire.scans import Scan, make_scan, posted_cursor
 
 _ROUTES = {route.items: route for route in SCAN_ROUTES if not route.keyed}
 _SPREAD = 3.0

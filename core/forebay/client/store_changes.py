@@ -13,10 +13,10 @@ from forebay.client.problems import problem_of
 from forebay.client.results import ITEM_TYPES, Entry, SessionWindow, Window, lag_of, provenance_of
 from forebay.errors import BadParameter, Problem
 from forebay.lag import Lag
-from forebay.rest.answers import ReplicaInfo
-from forebay.rest.server_sent_events import Event
 from forebay.store_kinds import STORE_KINDS
 from forebay.store_spec import StoreSpec
+from forebay.wire.answers import ReplicaInfo
+from forebay.wire.server_sent_events import Event
 
 Item: TypeAlias = Entry | Window | SessionWindow
 _ITEM_TYPES = {kind.items: ITEM_TYPES[kind.name] for kind in STORE_KINDS.values() if kind.lists_all_keys}

@@ -41,12 +41,12 @@ from forebay.errors import (
     UnknownStore,
 )
 from forebay.lag import UNKNOWN_LAG
-from forebay.rest.answer_aging import as_of_waited
-from forebay.rest.key_changes import is_transient
-from forebay.rest.retryable_statuses import TRANSIENT
-from forebay.rest.server_sent_events import EVENTS_MEDIA_TYPE
 from forebay.routing.failover_policy import Action, Ask, AttemptOutcome, Finish, GiveUp, ReadPolicy, Refresh
 from forebay.streams_metadata import Generation, HostInfo
+from forebay.wire.answer_aging import as_of_waited
+from forebay.wire.key_changes import is_transient
+from forebay.wire.retryable_statuses import TRANSIENT
+from forebay.wire.server_sent_events import EVENTS_MEDIA_TYPE
 
 _LEAST_PAUSE_S = 0.1
 _PAUSE_S = 0.25

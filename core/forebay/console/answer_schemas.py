@@ -1,4 +1,4 @@
-"""The members of the console's documents: see ``forebay.answer_schemas``."""
+"""The members of the console's documents: see ``forebay.wire.answer_schemas``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from forebay.answer_schemas.members import Figure, Host, LagFigures, Natural, Role
-from forebay.answer_schemas.replicas import Failure, RestoreSecondsLeft
 from forebay.console.findings import Finding
 from forebay.console.replica_states import Condition
 from forebay.console.timeline import TimelineEvent
+from forebay.wire.answer_schemas.members import Figure, Host, LagFigures, Natural, Role
+from forebay.wire.answer_schemas.replicas import Failure, RestoreSecondsLeft
 
 Milliseconds: TypeAlias = Annotated[float, Meta(ge=0)] | None
 ProblemCounts: TypeAlias = Annotated[

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 from msgspec import Meta, Struct
 
-from forebay.answer_schemas.members import Natural
 from forebay.console.replica_states import Condition
 from forebay.durations import duration
+from forebay.wire.answer_schemas.members import Natural
 
 if TYPE_CHECKING:
     from forebay.console.survey import StoreSurvey, Surveys

@@ -7,9 +7,9 @@ from typing import cast
 
 from msgspec import UNSET
 
-from forebay.answer_schemas.members import Role
 from forebay.console.answer_schemas import LiveReplica, PartitionCondition
 from forebay.console.replica_states import ReplicaState, condition, first_replica, in_order_of_reads
+from forebay.wire.answer_schemas.members import Role
 
 
 def partition_replicas(partition: int, replicas: Sequence[ReplicaState]) -> PartitionCondition:

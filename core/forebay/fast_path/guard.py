@@ -8,7 +8,7 @@ from forebay.authentication import Authenticator
 from forebay.errors import Problem
 from forebay.fast_path.protocol import FastPathProtocol, Handlers, KeyHandler, Outcome
 from forebay.fast_path.recogniser import RecognisedBatch, RequestTemplate
-from forebay.rest.answers import HttpAnswer, problem_answer
+from forebay.wire.answers import HttpAnswer, problem_answer
 
 
 def guarded(handlers: Handlers, authenticator: Authenticator | None, refusals: Counter[int]) -> Handlers:

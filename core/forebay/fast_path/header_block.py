@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from forebay.fast_path.heads import is_host
 from forebay.rest.forwarding import forwarded_chain
-from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE
+from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
 
 _HEADER = re.compile(rb"([A-Za-z0-9!#$%&'*+\-.^_`|~]+):[ \t]*+([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?[ \t]*")
 _LENGTH = re.compile(rb"0|[1-9][0-9]{0,8}")

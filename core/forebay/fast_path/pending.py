@@ -10,9 +10,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from forebay.clock import boot_ms
 from forebay.lag import Tolerance
-from forebay.rest.answer_aging import answer_by_now
-from forebay.rest.answers import HttpAnswer
 from forebay.rest.large_answers import LargeAnswer
+from forebay.wire.answer_aging import answer_by_now
+from forebay.wire.answers import HttpAnswer
 
 OPEN, FILLED, ABANDONED = "open", "filled", "abandoned"
 """The states of an outstanding answer; it leaves its connection once it is sent."""

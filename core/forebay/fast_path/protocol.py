@@ -20,9 +20,9 @@ from forebay.fast_path.recogniser import (
 )
 from forebay.fast_path.slow_path import SlowPathProtocol
 from forebay.lag import UNLIMITED
-from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.large_answers import LargeAnswer, pieces_of
 from forebay.rest.limits import Held, Limits, Peer, accepted_peer
+from forebay.wire.answers import HttpAnswer, problem_answer
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from forebay.fast_path.header_block import classify_headers
-from forebay.rest.batches import MOST_BODY_BYTES
+from forebay.wire.batches import MOST_BODY_BYTES
 
 _HEAD_END = b"\r\n\r\n"
 _MOST_HEAD_BYTES = 4096

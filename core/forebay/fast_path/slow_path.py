@@ -15,8 +15,8 @@ from forebay.fast_path.pending import render
 from forebay.fast_path.slow_peer import SlowPeerWatch
 from forebay.fast_path.upgrade import head_without_upgrade
 from forebay.linux import peer_user
-from forebay.rest.answers import problem_answer
 from forebay.rest.forwarding import LOCAL_USER
+from forebay.wire.answers import problem_answer
 
 _MOST_HEAD_BYTES = 64 << 10
 """Limit for an incomplete request head, not counting its first chunk."""

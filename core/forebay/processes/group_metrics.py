@@ -12,9 +12,9 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from forebay.event_loop_turns import in_turns
 from forebay.processes.peer_processes import ProcessSlot
 from forebay.processes.summed_metrics import counted, document_of, metrics_of, summed
-from forebay.rest.event_loop_turns import in_turns
 
 
 class GroupMetrics:

@@ -23,7 +23,6 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay import __version__
-from forebay.answer_schemas.components import components
 from forebay.authentication import Authenticator
 from forebay.errors import (
     PROBLEM_MEDIA_TYPE,
@@ -39,17 +38,18 @@ from forebay.errors import (
     Unauthenticated,
     UnknownPath,
 )
-from forebay.rest.answers import HttpAnswer, json_answer, problem_answer
 from forebay.rest.api_page import add_api_page
-from forebay.rest.batches import key_too_long
 from forebay.rest.hosts import AllowedHosts
 from forebay.rest.http10 import WholeAnswers
 from forebay.rest.large_answers import LargeAnswer, LargeResponse
 from forebay.rest.limits import Held, Limits
-from forebay.rest.parameters import split_query
 from forebay.rest.request_guard import OPEN_PATHS, Guard, HostGuard, is_unknown
 from forebay.rest.ticket_parameter import TicketParameter
 from forebay.rest.tickets import Tickets, followed
+from forebay.wire.answer_schemas.components import components
+from forebay.wire.answers import HttpAnswer, json_answer, problem_answer
+from forebay.wire.batches import key_too_long
+from forebay.wire.parameters import split_query
 
 log = logging.getLogger(__name__)
 

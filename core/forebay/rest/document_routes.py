@@ -9,15 +9,6 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from msgspec import Struct
 
-from forebay.answer_schemas.components import reference
-from forebay.answer_schemas.replicas import LagsAnswer
-from forebay.answer_schemas.stores import (
-    KeyMetadataAnswer,
-    MapAnswer,
-    StoreDescription,
-    StoreMetadataAnswer,
-    StoresAnswer,
-)
 from forebay.codecs.keys import from_segment
 from forebay.errors import (
     BadKey,
@@ -28,20 +19,29 @@ from forebay.errors import (
     UnknownPartitioner,
     UnknownStore,
 )
+from forebay.event_loop_turns import in_turns
 from forebay.process_identity import IDENTITY_PATH, Identity
-from forebay.rest.answers import json_answer
 from forebay.rest.application import respond, responses
-from forebay.rest.documents import (
+from forebay.store_spec import StoreSpec
+from forebay.streams_metadata import StreamsMetadataState
+from forebay.wire.answer_schemas.components import reference
+from forebay.wire.answer_schemas.replicas import LagsAnswer
+from forebay.wire.answer_schemas.stores import (
+    KeyMetadataAnswer,
+    MapAnswer,
+    StoreDescription,
+    StoreMetadataAnswer,
+    StoresAnswer,
+)
+from forebay.wire.answers import json_answer
+from forebay.wire.documents import (
     key_metadata_answer,
     map_answer,
     store_description,
     store_metadata_answer,
     stores_answer,
 )
-from forebay.rest.event_loop_turns import in_turns
-from forebay.rest.parameters import partition_parameter, text_parameters
-from forebay.store_spec import StoreSpec
-from forebay.streams_metadata import StreamsMetadataState
+from forebay.wire.parameters import partition_parameter, text_parameters
 
 
 class Introspectable(Protocol):

@@ -12,8 +12,8 @@ from forebay.errors import BadRequest, NotReady, Problem
 from forebay.rest.client_disconnect import left
 from forebay.rest.limits import Held, Limit, Peer
 from forebay.rest.request_guard import later_refusal
-from forebay.rest.server_sent_events import COMMENT, EVENTS_MEDIA_TYPE, EncodedEvents, Event
 from forebay.rest.streamed_response import StreamedResponse
+from forebay.wire.server_sent_events import COMMENT, EVENTS_MEDIA_TYPE, EncodedEvents, Event
 
 RETRY_MS = 1_000
 """When a client reconnects to a stream that ended."""

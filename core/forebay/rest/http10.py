@@ -8,11 +8,11 @@ import logging
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay.errors import AnswerTooLarge, BadRequest, Problem
-from forebay.rest.answers import problem_answer
 from forebay.rest.large_answers import send_in_pieces
 from forebay.rest.limits import Held, Limits
-from forebay.rest.server_sent_events import EVENTS_MEDIA_TYPE
 from forebay.timeouts import running_timeout
+from forebay.wire.answers import problem_answer
+from forebay.wire.server_sent_events import EVENTS_MEDIA_TYPE
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from forebay.rest.answers import header_lines
+from forebay.wire.answers import header_lines
 
 MOST_AT_ONCE_BYTES = 1 << 20
 """Of an answer: a larger one is neither joined nor sent in one turn of the event loop."""

@@ -10,10 +10,12 @@ from typing import Any
 import msgpack
 
 from forebay.clock import boot_ms
+from forebay.event_loop_turns import in_turns
 from forebay.lag import Lag, Tolerance
-from forebay.rest.answer_aging import aged, bounds_exceeded
-from forebay.rest.answers import JSON_HEAD, NO_STORE, HttpAnswer
-from forebay.rest.batches import (
+from forebay.rest.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
+from forebay.wire.answer_aging import aged, bounds_exceeded
+from forebay.wire.answers import JSON_HEAD, NO_STORE, HttpAnswer
+from forebay.wire.batches import (
     FRAMES_HEAD,
     BatchKeys,
     KeyResult,
@@ -23,9 +25,7 @@ from forebay.rest.batches import (
     read_batch_frames,
     require_batch_frames,
 )
-from forebay.rest.event_loop_turns import in_turns
-from forebay.rest.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
-from forebay.rest.retryable_statuses import WITH_LAG
+from forebay.wire.retryable_statuses import WITH_LAG
 
 _BIN_32 = struct.Struct(">BI")
 """The type and the size of bytes of any length in MessagePack."""

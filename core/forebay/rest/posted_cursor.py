@@ -13,9 +13,9 @@ from fastapi import Request
 
 from forebay.errors import BadParameter, BadRequest
 from forebay.rest.application import body_of
-from forebay.rest.batches import MOST_BODY_BYTES
 from forebay.rest.limits import Held
-from forebay.rest.parameters import ReadParameters
+from forebay.wire.batches import MOST_BODY_BYTES
+from forebay.wire.parameters import ReadParameters
 
 POSTED_CURSOR_BODY: dict[str, Any] = {
     "required": True,

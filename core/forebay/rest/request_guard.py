@@ -10,10 +10,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from forebay.authentication import Authenticator
 from forebay.errors import BadRequest, HostNotAllowed, Problem
 from forebay.process_identity import IDENTITY_PATH
-from forebay.rest.answers import problem_answer
 from forebay.rest.hosts import AllowedHosts
 from forebay.rest.ticket_parameter import TICKET, TICKET_HOLDER
 from forebay.rest.tickets import Tickets
+from forebay.wire.answers import problem_answer
 
 OPEN_PATHS = ("/livez", "/readyz", IDENTITY_PATH)
 """Open to all: load balancers and supervisors have no token, and routers send theirs only to whom they know."""

@@ -11,14 +11,15 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
-from forebay.answer_schemas.components import reference
-from forebay.answer_schemas.reads import BatchAnswer, KeyAnswer, list_answer
 from forebay.errors import AnswerTooLarge, BodyTooLarge, InternalError, Problem
 from forebay.rest.application import ANSWER_HEADERS, responses
-from forebay.rest.batches import MOST_KEYS
-from forebay.rest.key_changes import LAST_EVENT_ID_PARAMETER
-from forebay.rest.list_routes import SCAN_ROUTES, ScanRoute
-from forebay.rest.parameters import (
+from forebay.rest.posted_cursor import POSTED_CURSOR_BODY
+from forebay.wire.answer_schemas.components import reference
+from forebay.wire.answer_schemas.reads import BatchAnswer, KeyAnswer, list_answer
+from forebay.wire.batches import MOST_KEYS
+from forebay.wire.key_changes import LAST_EVENT_ID_PARAMETER
+from forebay.wire.list_routes import SCAN_ROUTES, ScanRoute
+from forebay.wire.parameters import (
     ALL_KEYS_SCAN_PARAMETERS,
     CHANGES_PARAMETERS,
     ENTRIES_PARAMETERS,
@@ -28,8 +29,7 @@ from forebay.rest.parameters import (
     WORKER_PARAMETERS,
     openapi_parameters,
 )
-from forebay.rest.posted_cursor import POSTED_CURSOR_BODY
-from forebay.rest.server_sent_events import EVENTS_MEDIA_TYPE
+from forebay.wire.server_sent_events import EVENTS_MEDIA_TYPE
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

@@ -24,7 +24,6 @@ from forebay.errors import ConfigurationError, ListenAddressInUse, NotReady, Set
 from forebay.linux import ask_for_short_slices
 from forebay.listen_addresses import ListenAddress, tcp_addresses
 from forebay.process_identity import IDENTITY_PATH
-from forebay.rest.answers import problem_answer
 from forebay.rest.application import respond
 from forebay.rest.garbage_collection import GarbageCollection
 from forebay.rest.limits import Held, Limits
@@ -32,6 +31,7 @@ from forebay.rest.proxied_listener import CountingListener, ProxyHeaders
 from forebay.rest.proxy_header import Client
 from forebay.rest.unix_listeners import is_unix_listener
 from forebay.streams_metadata import HostInfo
+from forebay.wire.answers import problem_answer
 
 log = logging.getLogger(__name__)
 

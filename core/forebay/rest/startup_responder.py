@@ -17,10 +17,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from forebay.errors import NotReady
-from forebay.rest.answers import HttpAnswer, json_answer, problem_answer
 from forebay.rest.server import cannot_listen
 from forebay.rest.unix_listeners import is_unix_listener
 from forebay.streams_metadata import HostInfo
+from forebay.wire.answers import HttpAnswer, json_answer, problem_answer
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from forebay.rest.parameters import has_too_many, split_query
 from forebay.rest.tickets import followed
+from forebay.wire.parameters import has_too_many, split_query
 
 TICKET = "forebay.ticket"
 """Where a scope has the ticket that was shown."""

@@ -9,15 +9,15 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from forebay.answer_schemas.components import reference
-from forebay.answer_schemas.status import TicketAnswer
 from forebay.errors import BadParameter, BadRequest, BodyTooLarge, NotReady, Overloaded, UnknownStore
-from forebay.rest.answers import json_answer
 from forebay.rest.application import body_of, respond, responses
 from forebay.rest.limits import Limits
-from forebay.rest.parameters import text_parameters
 from forebay.rest.tickets import Tickets
 from forebay.store_spec import StoreSpec
+from forebay.wire.answer_schemas.components import reference
+from forebay.wire.answer_schemas.status import TicketAnswer
+from forebay.wire.answers import json_answer
+from forebay.wire.parameters import text_parameters
 
 TICKETS_PATH = "/v1/tickets"
 _MOST_BODY_BYTES = 16 << 10

@@ -8,8 +8,8 @@ from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, Tolerance
-from forebay.rest.parameters import Prefer
 from forebay.streams_metadata import HostInfo
+from forebay.wire.parameters import Prefer
 
 _Host = TypeVar("_Host")
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from forebay.errors import DeadlineExceeded, NoReplica, Problem
 from forebay.lag import Lag, Tolerance, worst_lag
-from forebay.rest.list_bodies import joined_position
-from forebay.rest.scan_pages import ScanPage, first_end, merge, window_end
-from forebay.rest.scans import Cursor, Scan
+from forebay.wire.list_bodies import joined_position
+from forebay.wire.scan_pages import ScanPage, first_end, merge, window_end
+from forebay.wire.scans import Cursor, Scan
 
 FIRST_PAGES_BYTES = 2 << 20
 """What the first pages of a list may take together, unless its partitions are many: dozens of small lists that one

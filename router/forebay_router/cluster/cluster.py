@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
-from forebay.answer_schemas.status import StatusReport
 from forebay.clock import boot_ms
 from forebay.console.replica_states import ReplicaState
 from forebay.errors import PartitionerMismatch, PartitionerMissing, UnknownStore
@@ -17,6 +16,7 @@ from forebay.routing.candidates import Holder
 from forebay.store_spec import StoreSpec, find_partitioner
 from forebay.streams_metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, StreamsMetadataState
 from forebay.task_ids import TopicPartition
+from forebay.wire.answer_schemas.status import StatusReport
 from forebay_router.cluster.rejected_addresses import RejectedAddresses
 from forebay_router.cluster.worker_view import Held, WorkerView
 from forebay_router.upstream.credentials import log_auth_rejection

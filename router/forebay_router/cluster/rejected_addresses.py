@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from forebay.answer_schemas.status import RejectedAddress
 from forebay.streams_metadata import HostInfo
+from forebay.wire.answer_schemas.status import RejectedAddress
 
 log = logging.getLogger(__name__)
 

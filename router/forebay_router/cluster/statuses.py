@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from forebay.answer_schemas.reading import read_json
-from forebay.answer_schemas.status import StatusReport
 from forebay.streams_metadata import HostInfo
+from forebay.wire.answer_schemas.reading import read_json
+from forebay.wire.answer_schemas.status import StatusReport
 
 
 def read_status(body: bytes) -> tuple[HostInfo, StatusReport]:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from forebay.answer_schemas.status import StatusReport
 from forebay.clock import boot_ms
 from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.process_identity import Identity
 from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo
+from forebay.wire.answer_schemas.status import StatusReport
 from forebay_router.cluster.slow_start import SlowStart
 
 _SLOW_READS_TO_SUSPECT = 3

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 from prometheus_client.registry import Collector
 
-from forebay.answer_schemas.status import RouterProcess, RouterStatus
 from forebay.console.history import History, StoreSample, merged
 from forebay.errors import NotReady, Problem
 from forebay.processes.group_metrics import GroupMetrics
 from forebay.processes.peer_processes import PeerProcesses, ProcessSlot
+from forebay.wire.answer_schemas.status import RouterProcess, RouterStatus
 from forebay_router.metrics import RouterMetrics
 from forebay_router.router import Router
 

@@ -15,18 +15,8 @@ from urllib.parse import quote
 
 from forebay.clock import boot_ms
 from forebay.errors import AnswerTooLarge, NotHostedHere, Problem
+from forebay.event_loop_turns import in_turns
 from forebay.lag import UNLIMITED, Tolerance
-from forebay.rest.answer_aging import time_reserved_for_retry_ms
-from forebay.rest.answers import HttpAnswer, problem_answer
-from forebay.rest.batches import (
-    BatchKeys,
-    KeyResult,
-    key_result,
-    read_batch,
-    read_plain,
-    require_size,
-)
-from forebay.rest.event_loop_turns import in_turns
 from forebay.rest.large_answers import LargeAnswer
 from forebay.rest.large_batches import (
     batch_answer_in_turns,
@@ -35,14 +25,24 @@ from forebay.rest.large_batches import (
     results_by_now,
 )
 from forebay.rest.limits import Held, Peer
-from forebay.rest.parameters import ReadParameters, parse_parameters
-from forebay.rest.retryable_statuses import OF_THE_REPLICA
 from forebay.rest.routes import BATCH_ROUTE
-from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE
-from forebay.rest.scans import require_kind
 from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo
+from forebay.wire.answer_aging import time_reserved_for_retry_ms
+from forebay.wire.answers import HttpAnswer, problem_answer
+from forebay.wire.batches import (
+    BatchKeys,
+    KeyResult,
+    key_result,
+    read_batch,
+    read_plain,
+    require_size,
+)
+from forebay.wire.parameters import ReadParameters, parse_parameters
+from forebay.wire.retryable_statuses import OF_THE_REPLICA
+from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
+from forebay.wire.scans import require_kind
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.keys import decides, verdict
 from forebay_router.reads.outcomes import RETRYABLE_SOON

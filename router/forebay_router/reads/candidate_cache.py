@@ -10,11 +10,11 @@ from forebay.codecs.keys import from_segment
 from forebay.codecs.segment_cache import of_one_store
 from forebay.fast_path import RequestTemplate
 from forebay.lag import Tolerance
-from forebay.rest.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay.routing.candidates import equally_good, less_loaded
 from forebay.routing.hedging import MOST_DELAY_MS
 from forebay.store_kinds import STORE_KINDS
 from forebay.store_spec import StoreSpec
+from forebay.wire.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.reads.replica_request import DOUBTED

@@ -15,15 +15,15 @@ from forebay.clock import boot_ms
 from forebay.codecs.keys import from_segment, to_segment
 from forebay.errors import PositionOfAnotherLog, Problem, UnknownPartitioner
 from forebay.position import decode_position, encode_position
-from forebay.rest.answers import HttpAnswer
 from forebay.rest.event_streams import Events, problem_event
 from forebay.rest.follower_wakeups import paced_wakes
-from forebay.rest.key_changes import KEEP_ALIVE_MS, is_transient, require_followed
-from forebay.rest.parameters import ReadParameters
-from forebay.rest.retryable_statuses import AT_FAULT
-from forebay.rest.server_sent_events import Event
 from forebay.streams_metadata import HostInfo
 from forebay.timeouts import running_timeout
+from forebay.wire.answers import HttpAnswer
+from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient, require_followed
+from forebay.wire.parameters import ReadParameters
+from forebay.wire.retryable_statuses import AT_FAULT
+from forebay.wire.server_sent_events import Event
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.reads.refusals import Attempt, refusal
 from forebay_router.reads.replica_request import ReplicaRequest

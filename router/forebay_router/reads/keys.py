@@ -14,13 +14,13 @@ from forebay.clock import boot_ms
 from forebay.codecs.keys import from_segment
 from forebay.errors import UnknownKey
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, worst_lag
-from forebay.rest.answer_aging import aged, answer_by_now, bounds_exceeded, time_reserved_for_retry_ms
-from forebay.rest.answers import HttpAnswer, ReplicaInfo, lag_head, problem_answer
 from forebay.rest.limits import Peer
-from forebay.rest.list_bodies import joined_position
-from forebay.rest.parameters import ReadParameters
-from forebay.rest.retryable_statuses import FINAL, WITH_LAG
 from forebay.store_spec import StoreSpec
+from forebay.wire.answer_aging import aged, answer_by_now, bounds_exceeded, time_reserved_for_retry_ms
+from forebay.wire.answers import HttpAnswer, ReplicaInfo, lag_head, problem_answer
+from forebay.wire.list_bodies import joined_position
+from forebay.wire.parameters import ReadParameters
+from forebay.wire.retryable_statuses import FINAL, WITH_LAG
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.reads.replica_read import ask
 from forebay_router.reads.replica_request import (

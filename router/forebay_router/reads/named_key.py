@@ -6,8 +6,8 @@ import json
 from typing import NamedTuple
 
 from forebay.errors import UnknownKey
-from forebay.rest.answers import HttpAnswer
 from forebay.store_spec import StoreSpec
+from forebay.wire.answers import HttpAnswer
 
 
 class NamedKey(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forebay.rest.parameters import ReadParameters
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import Generation, HostInfo
+from forebay.wire.parameters import ReadParameters
 from forebay_router.router import Router
 
 _LARGE_ANSWER_MS = 250.0

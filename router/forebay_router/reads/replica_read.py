@@ -8,9 +8,6 @@ from typing import Any, NamedTuple
 
 from forebay.clock import boot_ms
 from forebay.errors import NotHostedHere
-from forebay.rest.answer_aging import as_of
-from forebay.rest.answers import HttpAnswer
-from forebay.rest.parameters import ReadParameters
 from forebay.routing.failover_policy import (
     Action,
     Ask,
@@ -26,6 +23,9 @@ from forebay.routing.failover_policy import (
     Wait,
 )
 from forebay.streams_metadata import HostInfo
+from forebay.wire.answer_aging import as_of
+from forebay.wire.answers import HttpAnswer
+from forebay.wire.parameters import ReadParameters
 from forebay_router.reads.outcomes import is_final, outcome_of
 from forebay_router.reads.partition_replicas import PartitionReplicas
 from forebay_router.reads.refusals import Attempt, attempts_head, late, overload, refusal

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from forebay.clock import boot_ms
 from forebay.lag import Tolerance
-from forebay.rest.answer_aging import answer_by_now
-from forebay.rest.answers import HttpAnswer
 from forebay.rest.limits import Held
-from forebay.rest.parameters import ReadParameters
-from forebay.rest.scans import SCAN_HEADER
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo
+from forebay.wire.answer_aging import answer_by_now
+from forebay.wire.answers import HttpAnswer
+from forebay.wire.parameters import ReadParameters
+from forebay.wire.scans import SCAN_HEADER
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.upstream.connection import Admit
 

@@ -13,11 +13,8 @@ from urllib.parse import quote
 from forebay.client.problems import problem_of
 from forebay.clock import boot_ms
 from forebay.errors import Problem
+from forebay.event_loop_turns import decoded_in_turn
 from forebay.lag import Tolerance
-from forebay.rest.answer_aging import as_of
-from forebay.rest.answers import HttpAnswer
-from forebay.rest.event_loop_turns import decoded_in_turn
-from forebay.rest.parameters import ReadParameters, split_query
 from forebay.rest.store_changes.cursors import ChangesCursor
 from forebay.rest.store_changes.endpoint import OF_THE_CLIENT
 from forebay.rest.store_changes.pages import ChangesPage
@@ -25,6 +22,9 @@ from forebay.rest.store_changes.requests import CHANGES_MEDIA_TYPE, PagesRequest
 from forebay.rest.store_changes.selection import KeySelection
 from forebay.streams_metadata import HostInfo
 from forebay.timeouts import running_timeout
+from forebay.wire.answer_aging import as_of
+from forebay.wire.answers import HttpAnswer
+from forebay.wire.parameters import ReadParameters, split_query
 from forebay_router.reads.replica_read import ask
 from forebay_router.reads.replica_request import ReplicaRequest
 from forebay_router.router import Router

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import cast
 
 from forebay.errors import AnswerTooLarge, Problem
-from forebay.rest.answers import MOST_ANSWER_BYTES, HttpAnswer, problem_answer
+from forebay.wire.answers import MOST_ANSWER_BYTES, HttpAnswer, problem_answer
 
 _MOST_HEAD_BYTES = 64 << 10
 _KNOWN_LINES = (b"forebay-", b"content-type:", b"cache-control:", b"retry-after:", b"www-authenticate:")

@@ -7,7 +7,7 @@ from collections import deque
 
 import httptools
 
-from forebay.rest.server_sent_events import Event, EventReader
+from forebay.wire.server_sent_events import Event, EventReader
 
 _READ_BYTES = 64 << 10
 _MOST_REFUSAL_BYTES = 1 << 20

@@ -11,9 +11,9 @@ from forebay.errors import AnswerTooLarge
 from forebay.happy_eyeballs import Address, AsyncRace, in_turn
 from forebay.networks import Networks
 from forebay.process_identity import IDENTITY_PATH, MOST_IDENTITY_BYTES
-from forebay.rest.answers import HttpAnswer
 from forebay.streams_metadata import HostInfo
 from forebay.timeouts import running_timeout
+from forebay.wire.answers import HttpAnswer
 from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed, parse_answer
 from forebay_router.upstream.encryption import Encryption, unencrypted
 from forebay_router.upstream.event_upstream import EventUpstream

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from forebay.rest.answers import HttpAnswer
 from forebay.streams_metadata import HostInfo
+from forebay.wire.answers import HttpAnswer
 from forebay_router.upstream.connection import Admit, Connection, InFlight, OnAnswer, UpstreamClosed, exchange
 from forebay_router.upstream.event_upstream import EventUpstream
 from forebay_router.upstream.opener import Opener

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import TypeAlias
 
 from forebay.errors import Problem
-from forebay.rest.answers import problem_answer
-from forebay.rest.batches import KeyResult, key_result
+from forebay.wire.answers import problem_answer
+from forebay.wire.batches import KeyResult, key_result
 
 PartitionOf: TypeAlias = Callable[[bytes], int]
 """The partition of a plain key; raises ``Problem``."""

@@ -7,9 +7,11 @@ from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.errors import BadParameter, NoReplica, NotHostedHere
+from forebay.event_loop_turns import in_turns
 from forebay.lag import Lag
-from forebay.rest.answer_aging import bounds_exceeded
-from forebay.rest.answers import (
+from forebay.rest.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
+from forebay.wire.answer_aging import bounds_exceeded
+from forebay.wire.answers import (
     JSON_HEAD,
     NO_STORE,
     HttpAnswer,
@@ -17,13 +19,11 @@ from forebay.rest.answers import (
     provenance_members,
     replica_info_head,
 )
-from forebay.rest.event_loop_turns import in_turns
-from forebay.rest.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
-from forebay.rest.list_bodies import joined_position, list_head, list_tail, without_unproven
-from forebay.rest.list_routes import ScanRoute
-from forebay.rest.parameters import ReadParameters
-from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE, UNPROVEN, ScanPage, first_end, merging
-from forebay.rest.scans import Cursor, Scan, make_scan, scan_head
+from forebay.wire.list_bodies import joined_position, list_head, list_tail, without_unproven
+from forebay.wire.list_routes import ScanRoute
+from forebay.wire.parameters import ReadParameters
+from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE, UNPROVEN, ScanPage, first_end, merging
+from forebay.wire.scans import Cursor, Scan, make_scan, scan_head
 from forebay_worker.reads.latest_entries import Entries, latest_entries
 from forebay_worker.reads.misses import why_unproven
 from forebay_worker.reads.staleness_check import Admission, Admitted

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from forebay.answer_schemas.members import Role
 from forebay.clock import boot_ms
 from forebay.errors import (
     BadParameter,
@@ -25,7 +24,12 @@ from forebay.errors import (
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, Progress, Tolerance, lag_of, provable
 from forebay.log_epochs import OffsetAndEpoch, is_cut_off
 from forebay.position import Position, log_digest, partition_position
-from forebay.rest.answers import (
+from forebay.store_spec import StoreSpec
+from forebay.streams_metadata import StreamsMetadataState
+from forebay.task_ids import TaskId, TopicPartition
+from forebay.topology import Topology
+from forebay.wire.answer_schemas.members import Role
+from forebay.wire.answers import (
     EncodedReplicaInfo,
     HttpAnswer,
     ReplicaInfo,
@@ -33,11 +37,7 @@ from forebay.rest.answers import (
     problem_answer,
     provenance_members,
 )
-from forebay.rest.parameters import ReadParameters
-from forebay.store_spec import StoreSpec
-from forebay.streams_metadata import StreamsMetadataState
-from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology import Topology
+from forebay.wire.parameters import ReadParameters
 from forebay_worker.tasks.doubts import Doubt, found_elsewhere
 from forebay_worker.tasks.manager import ReplicaTable
 from forebay_worker.tasks.replica import Replica

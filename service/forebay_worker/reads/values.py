@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from forebay.codecs.bulk_json import all_to_json
 from forebay.errors import BadParameter, NotReady, Problem
 from forebay.log_throttle import LogThrottle
-from forebay.rest.batches import require_size
-from forebay.rest.parameters import ReadParameters
 from forebay.state_store import StateStore, StoreCorrupted
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import successor
 from forebay.stored_versions import decode_version
+from forebay.wire.batches import require_size
+from forebay.wire.parameters import ReadParameters
 from forebay_worker.reads.key_forms import KeyForm
 from forebay_worker.reads.staleness_check import Admitted
 

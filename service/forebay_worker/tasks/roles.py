@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forebay.answer_schemas.members import Role
 from forebay.lag import Progress
+from forebay.wire.answer_schemas.members import Role
 
 
 def role_of(

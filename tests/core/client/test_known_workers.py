@@ -16,10 +16,10 @@ from forebay.client.read_plans import ClientReads
 from forebay.client.results import Answer
 from forebay.client.target_partition import TargetPartition
 from forebay.errors import LagExceedsTolerance, NoReplica
-from forebay.rest.documents import map_answer
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import ClusterMap, Generation, HostInfo, StreamsMetadata, StreamsMetadataState
 from forebay.task_ids import TopicPartition
+from forebay.wire.documents import map_answer
 
 T = TypeVar("T")
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)

@@ -17,13 +17,13 @@ from forebay.client.scattered_page import share
 from forebay.errors import BadParameter, LagExceedsTolerance, NoReplica
 from forebay.lag import Lag
 from forebay.position import Position, encode_position, log_digest
-from forebay.rest.list_routes import SCAN_ROUTES
-from forebay.rest.parameters import ENTRIES_PARAMETERS, ReadParameters, parse_parameters
-from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE, ScanPage
-from forebay.rest.scans import SCAN_HEADER, Cursor, Scan, make_scan
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
 from forebay.task_ids import TopicPartition
+from forebay.wire.list_routes import SCAN_ROUTES
+from forebay.wire.parameters import ENTRIES_PARAMETERS, ReadParameters, parse_parameters
+from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE, ScanPage
+from forebay.wire.scans import SCAN_HEADER, Cursor, Scan, make_scan
 
 ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 2)

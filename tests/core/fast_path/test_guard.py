@@ -17,7 +17,7 @@ from forebay.fast_path import (
     recognise,
     recognise_batch,
 )
-from forebay.rest.answers import HttpAnswer, json_answer
+from forebay.wire.answers import HttpAnswer, json_answer
 from tests.support.tokens import header_of, token_of
 
 AUTHORIZATION = f"Authorization: {header_of('ann')}".encode()

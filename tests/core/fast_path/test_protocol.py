@@ -27,9 +27,9 @@ from forebay.fast_path import (
 )
 from forebay.fast_path.protocol import FastPathProtocol
 from forebay.fast_path.slow_peer import SlowPeerWatch
-from forebay.rest.answers import HttpAnswer
 from forebay.rest.limits import Limits
 from forebay.settings import RouterSettings, load_settings
+from forebay.wire.answers import HttpAnswer
 from tests.support.cluster import until
 
 BODY = b"x" * 10_000

@@ -1,7 +1,7 @@
 import asyncio
 import itertools
 
-from forebay.rest.event_loop_turns import in_turn, in_turns
+from forebay.event_loop_turns import in_turn, in_turns
 
 
 async def test_the_work_of_many_in_one_turn_is_bounded_as_of_one():

@@ -5,7 +5,7 @@ import pytest
 
 from forebay.rest.event_streams import EventStreams
 from forebay.rest.limits import Limit, Peer
-from forebay.rest.server_sent_events import EncodedEvents
+from forebay.wire.server_sent_events import EncodedEvents
 from tests.support.cluster import until
 
 SCOPE = {"type": "http", "headers": [], "asgi": {"spec_version": "2.4"}}

@@ -4,9 +4,9 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.rest.answers import JSON_HEAD
 from forebay.rest.application import respond
 from forebay.rest.large_answers import _PIECE_BYTES, LargeAnswer, pieces_of
+from forebay.wire.answers import JSON_HEAD
 
 SIZES = st.sampled_from([0, 1, 1_000, _PIECE_BYTES - 1, _PIECE_BYTES, _PIECE_BYTES + 1, 3 * _PIECE_BYTES])
 

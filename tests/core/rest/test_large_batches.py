@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.rest.batches import BatchKeys, batch_answer, read_batch_frames
 from forebay.rest.large_answers import LargeAnswer
 from forebay.rest.large_batches import batch_answer_in_turns, read_batch_frames_in_turns
+from forebay.wire.batches import BatchKeys, batch_answer, read_batch_frames
 
 MEBIBYTE = 1 << 20
 RESULTS = [(200, b'{"n":%d}' % n) for n in range(3)] + [

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 import pytest
 
 from forebay.errors import BadKey, BadParameter
-from forebay.rest.parameters import STORE_CHANGES_PARAMETERS, parse_parameters
 from forebay.rest.store_changes.cursors import MOST_ID_CHARACTERS, ChangesCursor, decode_id, encode_id
 from forebay.rest.store_changes.pages import ChangesPage
 from forebay.rest.store_changes.selection import KeySelection, make_selection
 from forebay.rest.store_changes.tail import Tails
 from forebay.store_spec import StoreSpec
+from forebay.wire.parameters import STORE_CHANGES_PARAMETERS, parse_parameters
 from tests.support.cluster import until
 
 LOG, OTHER_LOG, QUERY = b"l" * 8, b"o" * 8, b"q" * 8

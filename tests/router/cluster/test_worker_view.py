@@ -2,9 +2,9 @@ import json
 
 import msgspec
 
-from forebay.answer_schemas.status import StatusReport
 from forebay.lag import Lag, Tolerance
 from forebay.streams_metadata import HostInfo
+from forebay.wire.answer_schemas.status import StatusReport
 from forebay_router.cluster import worker_view
 from forebay_router.cluster.worker_view import Report, WorkerView
 

@@ -5,8 +5,8 @@ import pytest
 from forebay.errors import DeadlineExceeded, LagExceedsTolerance, NoReplica, Overloaded, UnknownKey
 from forebay.lag import Lag
 from forebay.position import Position, decode_position, encode_position, log_digest
-from forebay.rest.answers import HttpAnswer, ReplicaInfo, problem_answer, provenance_members
 from forebay.store_spec import StoreSpec
+from forebay.wire.answers import HttpAnswer, ReplicaInfo, problem_answer, provenance_members
 from forebay_router.reads.keys import verdict
 from forebay_router.reads.replica_request import TimedAnswer
 

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from forebay.errors import UnknownKey
-from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.store_spec import StoreSpec
+from forebay.wire.answers import HttpAnswer, problem_answer
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.upstream.connection import AnsweredForAnother
 from forebay_router.upstream.pool import ConnectionPool

@@ -6,8 +6,8 @@ import pytest
 
 from forebay.errors import LagExceedsTolerance, NotActive, NotReady, PartitionerMismatch, Problem
 from forebay.lag import Lag
-from forebay.rest.answers import HttpAnswer, ReplicaInfo, problem_answer, provenance_members
 from forebay.streams_metadata import HostInfo
+from forebay.wire.answers import HttpAnswer, ReplicaInfo, problem_answer, provenance_members
 from forebay_router.reads.refusals import Attempt, refusal
 
 NEAR, FAR, DOWN = (HostInfo(name, 1) for name in ("near", "far", "down"))

@@ -16,14 +16,14 @@ import pytest
 
 from forebay.clock import boot_ms
 from forebay.lag import Lag
-from forebay.rest.answers import HttpAnswer
 from forebay.rest.limits import Held, Limit, Peer
-from forebay.rest.parameters import ReadParameters
-from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE
 from forebay.routing.failover_policy import ReadPolicy, Wait
 from forebay.settings import RouterSettings, load_settings
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
+from forebay.wire.answers import HttpAnswer
+from forebay.wire.parameters import ReadParameters
+from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
 from forebay_router.cluster.worker_view import Report, WorkerView
 from forebay_router.reads.partition_replicas import PartitionReplicas
 from forebay_router.reads.replica_read import ReplicaRead, ask, go_on

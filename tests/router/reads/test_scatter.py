@@ -11,16 +11,16 @@ from forebay.clock import boot_ms
 from forebay.errors import LagExceedsTolerance, Overloaded
 from forebay.lag import Lag
 from forebay.position import Position, encode_position, log_digest
-from forebay.rest.answers import HttpAnswer, problem_answer
 from forebay.rest.limits import Held, Limit, Peer
-from forebay.rest.list_routes import SCAN_ROUTES
-from forebay.rest.parameters import ENTRIES_PARAMETERS, parse_parameters
 from forebay.rest.posted_cursor import continued
-from forebay.rest.scan_pages import ScanPage
-from forebay.rest.scans import Cursor
 from forebay.routing.scattered_list import FIRST_PAGES_BYTES
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo
+from forebay.wire.answers import HttpAnswer, problem_answer
+from forebay.wire.list_routes import SCAN_ROUTES
+from forebay.wire.parameters import ENTRIES_PARAMETERS, parse_parameters
+from forebay.wire.scan_pages import ScanPage
+from forebay.wire.scans import Cursor
 from forebay_router.reads import scatter
 from forebay_router.reads.refusals import Attempt, late, refusal
 from forebay_router.reads.replica_request import TimedAnswer

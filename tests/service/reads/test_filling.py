@@ -5,7 +5,7 @@ from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.clock import boot_ms
 from forebay.errors import NotReady, UnknownKey
 from forebay.lag import EndOffset
-from forebay.rest.parameters import ReadParameters
+from forebay.wire.parameters import ReadParameters
 from forebay_worker.reads.misses import miss
 from forebay_worker.tasks.apply import apply_batch, resume
 from forebay_worker.tasks.replica import Replica

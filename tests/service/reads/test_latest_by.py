@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from forebay.rest.list_routes import SCAN_ROUTES
-from forebay.rest.parameters import ReadParameters
 from forebay.state_store import CommittedOffset
 from forebay.stored_versions import encode_version
 from forebay.task_ids import TopicPartition
+from forebay.wire.list_routes import SCAN_ROUTES
+from forebay.wire.parameters import ReadParameters
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
 from forebay_worker.reads.staleness_check import Refused

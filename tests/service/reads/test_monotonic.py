@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.position import decode_position, later_position
-from forebay.rest.parameters import ReadParameters
 from forebay.streams_metadata import StreamsMetadataState
 from forebay.task_ids import TaskId
 from forebay.topology_file import parse_topology
+from forebay.wire.parameters import ReadParameters
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.staleness_check import Admission, Refused
 from forebay_worker.state.memory import MemoryStore

@@ -17,11 +17,11 @@ from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.clock import boot_ms
 from forebay.record_orders import LOWEST_ORDER, with_order
-from forebay.rest.parameters import ReadParameters
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
+from forebay.wire.parameters import ReadParameters
 from forebay_worker.reads.latest_entries import latest_entries
 from forebay_worker.reads.values import values_of
 from forebay_worker.state.rocksdb import RocksDbStore

@@ -9,12 +9,12 @@ from fastapi.responses import Response
 
 from forebay.rest.event_streams import Events, EventStreams
 from forebay.rest.limits import Limits
-from forebay.rest.parameters import ReadParameters, split_query
 from forebay.rest.store_changes.cursors import ChangesCursor, decode_id
 from forebay.rest.store_changes.follower import StoreFollower
 from forebay.rest.store_changes.selection import KeySelection
 from forebay.rest.store_changes.source import Source
 from forebay.rest.store_changes.tail import Tails
+from forebay.wire.parameters import ReadParameters, split_query
 
 OF_THE_CLIENT = frozenset({"lag_interval_ms", "timeout_ms", "wait_ms"})
 """Parameters in which followers of the same may differ."""

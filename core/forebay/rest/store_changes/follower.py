@@ -11,17 +11,17 @@ import json
 
 from forebay.clock import boot_ms
 from forebay.errors import LagExceedsTolerance, NotHostedHere, Problem
-from forebay.rest.answers import lag_json
 from forebay.rest.event_streams import Events
 from forebay.rest.follower_wakeups import Waker, paced_wakes
-from forebay.rest.key_changes import KEEP_ALIVE_MS
 from forebay.rest.limits import Held
-from forebay.rest.server_sent_events import EncodedEvents, Event
 from forebay.rest.store_changes.cursors import ChangesCursor, encode_id
 from forebay.rest.store_changes.own_reads import PART_BYTES, OwnRead, OwnReads, Part
 from forebay.rest.store_changes.pages import ChangesPage
 from forebay.rest.store_changes.source import Source
 from forebay.rest.store_changes.tail import Tail
+from forebay.wire.answers import lag_json
+from forebay.wire.key_changes import KEEP_ALIVE_MS
+from forebay.wire.server_sent_events import EncodedEvents, Event
 
 _BETWEEN_IDS_MS = 1_000.0
 _LARGE_ID_CHARACTERS = 256

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from forebay.clock import boot_ms
 from forebay.errors import Problem
-from forebay.rest.key_changes import is_transient
 from forebay.rest.limits import Held
 from forebay.rest.store_changes.cursors import ChangesCursor
 from forebay.rest.store_changes.pages import ChangesPage
 from forebay.rest.store_changes.source import PAGE_BYTES, Source
+from forebay.wire.key_changes import is_transient
 
 PART_BYTES = 400
 """What a partition takes of a client's stream."""

@@ -13,11 +13,11 @@ from forebay.clock import boot_ms
 from forebay.errors import BadParameter
 from forebay.lag import Lag
 from forebay.position import decode_position
-from forebay.rest.answer_aging import IN_TRANSIT_MS
-from forebay.rest.answers import lag_json
-from forebay.rest.server_sent_events import Event
 from forebay.rest.store_changes.cursors import ChangesCursor
 from forebay.rest.store_changes.selection import KeySelection
+from forebay.wire.answer_aging import IN_TRANSIT_MS
+from forebay.wire.answers import lag_json
+from forebay.wire.server_sent_events import Event
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import msgpack
 
 from forebay.codecs.keys import KeyCodec
 from forebay.errors import AnswerTooLarge, BadKey, BadRequest, Problem
-from forebay.rest.answers import JSON_HEAD, NO_STORE, HttpAnswer, problem_answer
-from forebay.rest.event_loop_turns import in_turns
-from forebay.rest.scan_pages import FRAMES_MEDIA_TYPE
+from forebay.event_loop_turns import in_turns
+from forebay.wire.answers import JSON_HEAD, NO_STORE, HttpAnswer, problem_answer
+from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
 
 MOST_KEYS = 500
 MOST_BODY_BYTES = 2 << 20

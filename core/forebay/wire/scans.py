@@ -15,8 +15,6 @@ from forebay.codecs.bulk_json import all_to_json
 from forebay.codecs.keys import from_segment
 from forebay.errors import BadParameter, WrongStoreKind
 from forebay.position import Position, decode_position, most_position_characters
-from forebay.rest.list_routes import ScanRoute
-from forebay.rest.parameters import ReadParameters, parse_time
 from forebay.store_kinds import StoreKind
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import (
@@ -28,6 +26,8 @@ from forebay.stored_keys import (
     successor,
 )
 from forebay.unproven import UnprovenRanges
+from forebay.wire.list_routes import ScanRoute
+from forebay.wire.parameters import ReadParameters, parse_time
 
 SCAN_HEADER = "forebay-scan"
 """Names the scan that a page in frames is of: neither its store nor its bounds are in the page."""

@@ -1,6 +1,6 @@
 """Answers with what stores hold.
 
-Reads put their bytes together without these objects: see ``forebay.rest.answers``.
+Reads put their bytes together without these objects: see ``forebay.wire.answers``.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
-from forebay.answer_schemas.components import PROBLEM, one_of
-from forebay.answer_schemas.members import Host, JsonValue, LagFigures, Natural, Role, UnprovenEnds
 from forebay.store_kinds import StoreKind
+from forebay.wire.answer_schemas.components import PROBLEM, one_of
+from forebay.wire.answer_schemas.members import Host, JsonValue, LagFigures, Natural, Role, UnprovenEnds
 
 
 class AnsweringReplica(Struct, frozen=True):

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from forebay.lag import Lag
 from forebay.position import Position, encode_position, log_digest
 from forebay.rest import scan_pages
-from forebay.rest.batches import read_batch_frames
-from forebay.rest.scan_pages import ScanPage, merge, window_end
+from forebay.wire.batches import read_batch_frames
+from forebay.wire.scan_pages import ScanPage, merge, window_end
 
 SOURCE = {
     "partition": 0,

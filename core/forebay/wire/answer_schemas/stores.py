@@ -6,8 +6,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from forebay.answer_schemas.members import Host, JsonValue, Natural
 from forebay.store_kinds import STORE_KINDS
+from forebay.wire.answer_schemas.members import Host, JsonValue, Natural
 
 OptionalNatural: TypeAlias = Natural | UnsetType
 TopicPartitions: TypeAlias = Annotated[list[tuple[str, int]], Meta(description="[topic, partition] each")]

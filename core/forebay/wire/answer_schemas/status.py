@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from forebay.answer_schemas.members import Figure, Host, Natural
-from forebay.answer_schemas.replicas import ReplicaReport, ReplicaRow
 from forebay.process_identity import Identity
+from forebay.wire.answer_schemas.members import Figure, Host, Natural
+from forebay.wire.answer_schemas.replicas import ReplicaReport, ReplicaRow
 
 
 class MapGeneration(Struct, frozen=True):

@@ -166,7 +166,7 @@ def problem_answer(problem: Problem, source: ReplicaInfo | None = None, lines: b
 
 
 def json_answer(document: Any, status: int = 200) -> HttpAnswer:
-    """Any document, an object of ``forebay.answer_schemas`` or JSON values, as an answer."""
+    """Any document, an object of ``forebay.wire.answer_schemas`` or JSON values, as an answer."""
     return HttpAnswer(status, JSON_HEAD + NO_STORE, json_body(document))
 
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.answer_schemas.status import RejectedAddress
 from forebay.errors import LagExceedsTolerance, NotReady, UnknownKey
 from forebay.lag import UNKNOWN_LAG, Lag
-from forebay.rest.answers import (
+from forebay.wire.answer_schemas.status import RejectedAddress
+from forebay.wire.answers import (
     JSON_HEAD,
     NO_STORE,
     HttpAnswer,

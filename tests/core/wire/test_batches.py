@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from forebay.codecs.keys import KEY_CODECS
 from forebay.errors import BadKey, BadRequest, Problem
-from forebay.rest.batches import MOST_KEYS, BatchKeys, read_batch, read_batch_keys, read_plain, read_plain_keys
-from forebay.rest.event_loop_turns import in_turns
+from forebay.event_loop_turns import in_turns
+from forebay.wire.batches import MOST_KEYS, BatchKeys, read_batch, read_batch_keys, read_plain, read_plain_keys
 
 MAX_KEY_BYTES = 1_000
 

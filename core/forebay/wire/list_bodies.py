@@ -9,10 +9,10 @@ from typing import Any
 
 from forebay.lag import Lag, worst_lag
 from forebay.position import decode_position, encode_position, merged_position
-from forebay.rest.answers import lag_json
-from forebay.rest.scan_pages import UNPROVEN
-from forebay.rest.scans import Cursor, Scan
 from forebay.unproven import united
+from forebay.wire.answers import lag_json
+from forebay.wire.scan_pages import UNPROVEN
+from forebay.wire.scans import Cursor, Scan
 
 
 def list_head(scan: Scan) -> bytes:

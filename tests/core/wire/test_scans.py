@@ -2,10 +2,10 @@
 
 import pytest
 
-from forebay.rest.list_routes import SCAN_ROUTES
-from forebay.rest.parameters import ReadParameters
-from forebay.rest.scans import make_scan
 from forebay.topology_file import parse_topology
+from forebay.wire.list_routes import SCAN_ROUTES
+from forebay.wire.parameters import ReadParameters
+from forebay.wire.scans import make_scan
 
 STORES = parse_topology(
     {

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from forebay.errors import BadParameter, PartitionerMissing, Problem, WrongStoreKind
 from forebay.position import decode_position, encode_position, later_position
-from forebay.rest.parameters import ReadParameters
-from forebay.rest.retryable_statuses import TRANSIENT
-from forebay.rest.scans import require_kind
 from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.store_spec import StoreSpec
+from forebay.wire.parameters import ReadParameters
+from forebay.wire.retryable_statuses import TRANSIENT
+from forebay.wire.scans import require_kind
 
 KEEP_ALIVE_MS = 15_000
 """A stream sends a comment after this long without an event."""

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from forebay.errors import BadParameter
 from forebay.lag import UNLIMITED, Tolerance
 from forebay.position import Position, encode_position, log_digest
-from forebay.rest.parameters import (
+from forebay.store_spec import StoreSpec
+from forebay.wire.parameters import (
     DEFAULT_LIMIT,
     KEY_PARAMETERS,
     MAX_LIMIT,
@@ -20,7 +21,6 @@ from forebay.rest.parameters import (
     parse_parameters,
     parse_time,
 )
-from forebay.store_spec import StoreSpec
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=150)
 

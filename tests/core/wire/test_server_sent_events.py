@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.rest.server_sent_events import COMMENT, Event, EventReader
+from forebay.wire.server_sent_events import COMMENT, Event, EventReader
 
 lines = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"])).map(str.encode)
 events = st.builds(

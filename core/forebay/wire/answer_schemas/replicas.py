@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from forebay.answer_schemas.members import Figure, Host, Natural, Role
+from forebay.wire.answer_schemas.members import Figure, Host, Natural, Role
 
 Failure: TypeAlias = Annotated[
     str | UnsetType, Meta(description="Why records cannot be applied, or the log cannot be read.")

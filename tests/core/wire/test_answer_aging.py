@@ -3,8 +3,8 @@
 import json
 
 from forebay.lag import UNLIMITED, Lag, Tolerance
-from forebay.rest.answer_aging import IN_TRANSIT_MS, answer_by_now, as_of
-from forebay.rest.answers import HttpAnswer, ReplicaInfo, encode_replica_info
+from forebay.wire.answer_aging import IN_TRANSIT_MS, answer_by_now, as_of
+from forebay.wire.answers import HttpAnswer, ReplicaInfo, encode_replica_info
 
 SLOW_MS = IN_TRANSIT_MS + 50
 

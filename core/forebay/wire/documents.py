@@ -7,15 +7,6 @@ from typing import Any
 
 import msgspec
 
-from forebay.answer_schemas.reading import read_values
-from forebay.answer_schemas.stores import (
-    HostMetadata,
-    KeyMetadataAnswer,
-    MapAnswer,
-    StoreDescription,
-    StoreMetadataAnswer,
-    StoresAnswer,
-)
 from forebay.codecs.keys import KeyCodec
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import (
@@ -27,6 +18,15 @@ from forebay.streams_metadata import (
     StreamsMetadataState,
 )
 from forebay.task_ids import TopicPartition
+from forebay.wire.answer_schemas.reading import read_values
+from forebay.wire.answer_schemas.stores import (
+    HostMetadata,
+    KeyMetadataAnswer,
+    MapAnswer,
+    StoreDescription,
+    StoreMetadataAnswer,
+    StoresAnswer,
+)
 
 
 def store_description(spec: StoreSpec) -> StoreDescription:
