@@ -9,9 +9,9 @@ from bench.comparison import Effort
 from bench.figures import Row
 from bench.records import records
 
-from forebay.changelog.sqlite import batches as sqlite_batches
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.task_ids import TopicPartition
+from forebay_changelog.sqlite import batches as sqlite_batches
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 
 RECORDS = 200_000
 BATCH_RECORDS = 20_000

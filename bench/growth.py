@@ -18,8 +18,8 @@ from bench.open_loop import for_seconds, read_steadily
 from bench.records import VALUE_BYTES, records
 from bench.wrk import Load, Requests, load
 
-from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.task_ids import TopicPartition
+from forebay_changelog.sqlite import batches as sqlite_batches
 from tests.support.cluster import Cluster
 
 CONNECTIONS = 32

@@ -23,10 +23,10 @@ from bench.process import Family
 
 from examples.broker import Broker
 from examples.flights.session import start_spark
-from forebay.changelog.sqlite import batches as sqlite_batches
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.task_ids import TopicPartition
 from forebay.topology_file import parse_topology
+from forebay_changelog.sqlite import batches as sqlite_batches
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 
 SMALL_ROWS = 100
 LARGE_ROWS = 2_000_000

@@ -17,9 +17,9 @@ from bench.comparison import Effort
 from bench.figures import Row, Target, percentile
 from bench.process import Family, most_resident_mb
 
-from forebay.changelog import Heartbeat
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.task_ids import TopicPartition
+from forebay_changelog import Heartbeat
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import TypeAlias, Unpack
 import pyarrow as pa
 
 from forebay.client import Client
-from forebay.client.options import ReadOptions
-from forebay.client.results import Answer
 from forebay.errors import Problem, UnknownKey
+from forebay_client.options import ReadOptions
+from forebay_client.results import Answer
 
 ADDED_COLUMNS = "value string, record_lag bigint, time_lag_ms bigint"
 """What rows get: the value as JSON, null if the key has none, and how far behind it may be."""

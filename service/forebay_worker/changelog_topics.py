@@ -6,10 +6,10 @@ import contextlib
 import logging
 import threading
 
-from forebay.changelog import Changelog
 from forebay.errors import ChangelogError, ChangelogUnreachable, PartitionsAdded, TopicMissing, TopicRefused
 from forebay.store_spec import StoreSpec
 from forebay.topology import Topology
+from forebay_changelog import Changelog
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import was_only_begun
 

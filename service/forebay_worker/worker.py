@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from forebay.changelog import open_changelog
 from forebay.clock import boot_ms, epoch_ms
 from forebay.console.findings import Finding
 from forebay.console.replica_states import ReplicaState
@@ -28,6 +27,7 @@ from forebay.task_ids import TaskId
 from forebay.topology_file import load_topology
 from forebay.wire.answer_schemas.replicas import ReplicaRow
 from forebay.wire.answer_schemas.status import Ceiling, MapGeneration, WorkerStatus
+from forebay_changelog import open_changelog
 from forebay_worker.changelog_topics import TopicCreation
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from examples.broker import Broker
-from forebay.changelog.sqlite.log_file import partition_path, transaction
 from forebay.topology import Topology
+from forebay_changelog.sqlite.log_file import partition_path, transaction
 from tests.chaos.proxy import Mode, Proxies, Proxy
 
 Injury: TypeAlias = AbstractContextManager[str]

@@ -17,11 +17,11 @@ import httpx
 
 from examples.broker import Brokers
 from examples.ports import free_ports
-from forebay.changelog import Changelog
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.clock import boot_ms
 from forebay.topology import Topology
 from forebay.topology_file import load_topology
+from forebay_changelog import Changelog
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from tests.chaos.deployment import ROUTERS, WORKERS, Deployment, Starter
 from tests.chaos.disks import can_mount
 from tests.chaos.faults import Faults
@@ -101,7 +101,7 @@ class Run:
 
     def _run_kafka(self) -> None:
         # SQLite needs no Kafka client.
-        from forebay.changelog.kafka.changelog import KafkaChangelog
+        from forebay_changelog.kafka.changelog import KafkaChangelog
         from tests.chaos.kafka_writer import KafkaWriter, create_topics
 
         between: list[Proxy] = []

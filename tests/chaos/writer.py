@@ -8,16 +8,16 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
-from forebay.changelog import Heartbeat
-from forebay.changelog.sqlite import batches as sqlite_batches
-from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.clock import boot_ms, epoch_ms
 from forebay.codecs.canonical_json import canonical_json
 from forebay.position import Position, encode_position, log_digest
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay.topology import Topology
+from forebay_changelog import Heartbeat
+from forebay_changelog.sqlite import batches as sqlite_batches
+from forebay_changelog.sqlite.changelog import SqliteChangelog
+from forebay_changelog.sqlite.compaction import CompactionLimits
 from tests.chaos.history import Finding, Item, Record, value_of
 
 KEYS = 60

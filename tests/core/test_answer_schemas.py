@@ -6,7 +6,6 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from forebay.client.results import Answer, ReplicaLag
 from forebay.lag import Lag, Tolerance
 from forebay.store_spec import StoreSpec
 from forebay.wire.answer_schemas.components import components, reference
@@ -17,6 +16,7 @@ from forebay.wire.answer_schemas.status import Ceiling, StatusReport
 from forebay.wire.answer_schemas.stores import HostMetadata, StoreDescription
 from forebay.wire.answers import ReplicaInfo
 from forebay.wire.list_routes import SCAN_ROUTES
+from forebay_client.results import Answer, ReplicaLag
 
 COUNTERPARTS = [
     (Answer, KeyAnswer, set()),

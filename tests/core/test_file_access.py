@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.file_access import denial
 from forebay.task_ids import TopicPartition
 from forebay.topology_file import parse_topology
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from tests.support.cluster import TOPOLOGY
 from tests.support.commands import forebay_without_rights
 

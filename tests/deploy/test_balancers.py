@@ -16,7 +16,7 @@ import click.testing
 import httpx
 import pytest
 
-from forebay.client.status_command import status as status_command
+from forebay_client.status_command import status as status_command
 from tests.deploy.test_chart import KUBERNETES
 from tests.support.balancers import BALANCERS, DEPLOY, running_balancer
 from tests.support.cluster import Cluster, free_port, running_cluster, wait_until

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from forebay.client.options import ReadOptions
+from forebay_client.options import ReadOptions
 from tests.support.cluster import free_port, running_cluster
 
 PAGE = (Path(__file__).parents[2] / "docs" / "client.md").read_text()

@@ -23,7 +23,6 @@ import pytest
 import forebay_router.command
 import forebay_worker.command
 from examples.ports import free_ports
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.clock import boot_ms
 from forebay.errors import Overloaded, SettingError, TopicMissing
 from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
@@ -37,6 +36,7 @@ from forebay.streams_metadata import ClusterMap, Generation, HostInfo, StreamsMe
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology_file import load_topology
 from forebay.wire.parameters import ReadParameters
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_router.cluster.worker_view import Report, WorkerView
 from forebay_router.router import Router
 from forebay_worker.app import _wait_ms

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from examples.broker import Broker
-from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.task_ids import TopicPartition
+from forebay_changelog.kafka.changelog import KafkaChangelog
 from tests.conftest import need_kafka
 from tests.end_to_end.test_spark_sink import Source, run
 from tests.end_to_end.test_spark_sink_kafka import TOPOLOGY, jars, jvm, spark

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from examples.broker import Broker
-from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.task_ids import TopicPartition
+from forebay_changelog.kafka.changelog import KafkaChangelog
 from tests.conftest import need_kafka
 from tests.support.cluster import ONE_PARTITION, Cluster, running_cluster, wait_until
 from tests.support.kafka_log_files import cut_log

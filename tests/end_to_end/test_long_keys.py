@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from forebay.client import Client
-from forebay.client.query_command import query
+from forebay_client.query_command import query
 from tests.support.cluster import ONE_PARTITION, running_cluster
 
 LONG = [f"{letter}" * size for letter, size in (("b", 6_100), ("c", 49_200), ("d", 300_000))]

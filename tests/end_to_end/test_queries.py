@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from forebay.changelog.sqlite import batches as sqlite_batches
 from forebay.task_ids import TopicPartition
+from forebay_changelog.sqlite import batches as sqlite_batches
 from tests.support.cluster import Cluster, running_cluster
 
 TOPOLOGY = """

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.topology_file import load_topology
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from tests.support.cluster import running_cluster
 from tests.support.logs import SqliteLog
 

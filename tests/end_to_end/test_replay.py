@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forebay.changelog.sqlite.compaction import CompactionLimits
+from forebay_changelog.sqlite.compaction import CompactionLimits
 from tests.support.cluster import ONE_PARTITION, Cluster, running_cluster, wait_until
 
 KEYS = [f"k{i:03}" for i in range(400)]

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from forebay.changelog import Record
-from forebay.changelog.heartbeat_keys import heartbeat_key
-from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.errors import SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.position import decode_position
 from forebay.record_orders import split_order, with_order
 from forebay.task_ids import TopicPartition
 from forebay.topology_file import parse_topology
+from forebay_changelog import Record
+from forebay_changelog.heartbeat_keys import heartbeat_key
+from forebay_changelog.sqlite.changelog import SqliteChangelog
+from forebay_changelog.sqlite.compaction import CompactionLimits
 from tests.support.cluster import wait_until
 from tests.support.local_spark import local_spark
 

@@ -10,8 +10,8 @@ import pytest
 
 from forebay.clock import epoch_ms
 from forebay.errors import SinkError
+from tests.changelog.test_command import run as command
 from tests.conftest import need_kafka, spark_kafka_jars
-from tests.core.changelog.test_command import run as command
 from tests.end_to_end.test_spark_sink import Source, refusal, run
 from tests.end_to_end.test_state_tap import running_tap
 from tests.support.cluster import Cluster, running_cluster, wait_until
@@ -378,8 +378,8 @@ def test_source_that_holds_records_back_is_recognised(spark, sink, cluster, tmp_
 
 
 def test_no_secret_of_the_connection_is_in_what_spark_shows(spark, tmp_path):
-    from forebay.changelog.kafka.changelog import KafkaChangelog
     from forebay.spark.kafka_destination import KafkaDestination
+    from forebay_changelog.kafka.changelog import KafkaChangelog
 
     key = tmp_path / "key.pem"
     key.write_text("-----BEGIN PRIVATE KEY-----\nsecret\n-----END PRIVATE KEY-----\n")

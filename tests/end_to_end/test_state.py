@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from forebay.changelog.sqlite.compaction import CompactionLimits
+from forebay_changelog.sqlite.compaction import CompactionLimits
 from tests.support.cluster import TOPOLOGY, restore_processes, running_cluster, wait_until
 from tests.support.commands import forebay
 

@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from forebay.client import AsyncClient, Client
-from forebay.client.query_command import query
 from forebay.errors import UnknownKey
+from forebay_client.query_command import query
 from tests.end_to_end.test_tls import Authority
 from tests.support.cluster import Cluster, free_port, running_cluster, wait_until
 

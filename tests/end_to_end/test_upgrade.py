@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from forebay.changelog import Heartbeat
 from forebay.position import decode_position
 from forebay.streams_metadata import Generation, StreamsMetadataState
 from forebay.task_ids import TopicPartition
@@ -22,6 +21,7 @@ from forebay.wire.list_routes import SCAN_ROUTES
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.scan_pages import ScanPage
 from forebay.wire.scans import Cursor, make_scan
+from forebay_changelog import Heartbeat
 from forebay_router.cluster.statuses import read_status
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.upstream.replica_headers import reported_in

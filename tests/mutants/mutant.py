@@ -7,7 +7,13 @@ import contextlib
 from pathlib import Path
 from typing import NamedTuple
 
-FOLDERS = {"forebay": "core", "forebay_worker": "service", "forebay_router": "router"}
+FOLDERS = {
+    "forebay": "core",
+    "forebay_client": "client",
+    "forebay_changelog": "changelog",
+    "forebay_worker": "service",
+    "forebay_router": "router",
+}
 """Where each package lies."""
 
 

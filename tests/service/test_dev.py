@@ -11,12 +11,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from forebay.changelog.log_reader import batches_to_end
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import SettingError
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay.topology_file import parse_topology
+from forebay_changelog.log_reader import batches_to_end
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.dev.command import dev
 from forebay_worker.dev.sample import STORE, TOPOLOGY, SampleStream
 from tests.support.cluster import free_port, wait_until

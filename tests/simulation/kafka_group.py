@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import cast
 
-from forebay.changelog import Changelog
 from forebay.errors import ChangelogError, ForebayError
+from forebay_changelog import Changelog
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest
 from forebay_worker.group.kafka.membership import KafkaMembership
 from forebay_worker.group.leader import GroupTimeouts, Leader

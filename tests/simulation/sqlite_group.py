@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import cast
 
-from forebay.changelog import Changelog
 from forebay.errors import ForebayError
+from forebay_changelog import Changelog
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.sqlite import lease_database
 from forebay_worker.group.sqlite.lease_database import GroupDatabase, GroupTransaction

@@ -17,10 +17,10 @@ from typing import Any
 import httpx
 
 from examples.ports import free_ports
-from forebay.changelog.kafka.changelog import KafkaChangelog
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.store_spec import StoreSpec
 from forebay.topology_file import load_topology
+from forebay_changelog.kafka.changelog import KafkaChangelog
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from tests.support.command_process import CommandProcess
 from tests.support.logs import KafkaLog, Log, Row, SqliteLog
 

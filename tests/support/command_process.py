@@ -20,8 +20,8 @@ _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload(
     [
         "forebay.cli",
-        "forebay.client.query_command",
-        "forebay.client.status_command",
+        "forebay_client.query_command",
+        "forebay_client.status_command",
         "forebay_worker.command",
         "forebay_worker.app",
         "forebay_worker.group.kafka.membership",

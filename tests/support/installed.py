@@ -78,7 +78,7 @@ class FileStore:
 
 
 _CHANGELOG = '''
-from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.group.sqlite.backend import SqliteGroups
 
 

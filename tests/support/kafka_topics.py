@@ -9,11 +9,11 @@ from confluent_kafka import IsolationLevel, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
-from forebay.changelog import Batch, Record, Wake
-from forebay.changelog.kafka.changelog import KafkaChangelog
 from forebay.log_epochs import OffsetAndEpoch
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
+from forebay_changelog import Batch, Record, Wake
+from forebay_changelog.kafka.changelog import KafkaChangelog
 from tests.support.cluster import wait_until
 
 

@@ -8,12 +8,12 @@ from typing import Protocol
 
 from confluent_kafka import Producer
 
-from forebay.changelog import Changelog, Heartbeat
-from forebay.changelog.kafka.changelog import KafkaChangelog
-from forebay.changelog.sqlite import batches as sqlite_batches
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
+from forebay_changelog import Changelog, Heartbeat
+from forebay_changelog.kafka.changelog import KafkaChangelog
+from forebay_changelog.sqlite import batches as sqlite_batches
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 
 Row = tuple[bytes, bytes | None, int]
 """Key, value (None deletes) and timestamp in epoch ms."""

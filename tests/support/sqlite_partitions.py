@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from contextlib import closing
 
-from forebay.changelog.sqlite import batches as sqlite_batches
-from forebay.changelog.sqlite import log_file as sqlite_log_file
-from forebay.changelog.sqlite import writers as sqlite_writers
+from forebay_changelog.sqlite import batches as sqlite_batches
+from forebay_changelog.sqlite import log_file as sqlite_log_file
+from forebay_changelog.sqlite import writers as sqlite_writers
 
 Row = tuple[bytes, bytes | None, int]
 Logged = tuple[int, bytes, bytes | None, int, int]

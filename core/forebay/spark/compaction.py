@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Iterable
 
-from forebay.changelog import Changelog
 from forebay.store_spec import StoreSpec
+from forebay_changelog import Changelog
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from forebay.backend_registry import load_backend
-from forebay.changelog import Changelog
-from forebay.changelog.sqlite.log_file import WriteRefused
 from forebay.errors import SinkError
 from forebay.store_spec import StoreSpec
+from forebay_changelog import Changelog
+from forebay_changelog.sqlite.log_file import WriteRefused
 
 if TYPE_CHECKING:
     from forebay.spark.executor import Batches

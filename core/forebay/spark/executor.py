@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.changelog.heartbeat_keys import heartbeat_key
-from forebay.changelog.sqlite.batches import append_batch
-from forebay.changelog.sqlite.log_file import PATIENCE_S, Proof, WriteRefused, check_directory, partition_path
 from forebay.partitioning import StreamPartitioner
 from forebay.spark.batch_murmur2 import murmur2_partitions
 from forebay.spark.json_keys import UnsafeInteger, json_keys
 from forebay.spark.repeated_keys import several_rows
+from forebay_changelog.heartbeat_keys import heartbeat_key
+from forebay_changelog.sqlite.batches import append_batch
+from forebay_changelog.sqlite.log_file import PATIENCE_S, Proof, WriteRefused, check_directory, partition_path
 
 Batches = Iterator["pa.RecordBatch"]
 Row = tuple[bytes, bytes | None, int]

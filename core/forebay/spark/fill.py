@@ -12,7 +12,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from forebay.changelog import Changelog, Wake
 from forebay.errors import SinkError
 from forebay.progress_bar import progress
 from forebay.spark.destinations import refusing
@@ -21,6 +20,7 @@ from forebay.spark.store_writer import StoreWriter
 from forebay.spark.write import Write
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
+from forebay_changelog import Changelog, Wake
 
 log = logging.getLogger(__name__)
 

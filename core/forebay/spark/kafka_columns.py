@@ -6,13 +6,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from forebay.changelog.heartbeat_keys import heartbeat_key
-from forebay.changelog.record_headers import DELETED_HEADER, VALID_FROM_HEADER
 from forebay.errors import SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay.spark.column_murmur2 import murmur2_partition
 from forebay.spark.columns import Layout
 from forebay.spark.expressions import hex64
+from forebay_changelog.heartbeat_keys import heartbeat_key
+from forebay_changelog.record_headers import DELETED_HEADER, VALID_FROM_HEADER
 
 _SAFE_INTEGER = (1 << 53) - 1
 _WRITTEN_OTHERWISE = "[\x0b\x0e\x0f\x1a-\x1f]"

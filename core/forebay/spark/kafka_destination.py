@@ -15,7 +15,7 @@ from forebay.spark.keyed_records import keyed_records
 from forebay.store_spec import StoreSpec
 
 if TYPE_CHECKING:
-    from forebay.changelog.kafka.changelog import KafkaChangelog
+    from forebay_changelog.kafka.changelog import KafkaChangelog
 
 _REDACTED = "spark.sql.redaction.options.regex"
 _SECRETS = r"ssl\.(keystore|truststore|key)\.(key|password)|sasl\.jaas\.config"

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.changelog.record_headers import DELETED_HEADER, VALID_FROM_HEADER
 from forebay.spark.executor import Batches, forget_archives, without_ends
 from forebay.spark.repeated_keys import first_repeated, several_rows
+from forebay_changelog.record_headers import DELETED_HEADER, VALID_FROM_HEADER
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from forebay.changelog.sqlite.log_file import WriteRefused
 from forebay.record_orders import split_order
+from forebay_changelog.sqlite.log_file import WriteRefused
 
 
 def first_repeated(keys: Any, values: Any, previous: tuple[bytes, bytes | None] | None, latest: bool) -> Any:

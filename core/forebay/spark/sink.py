@@ -15,8 +15,6 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.query import StreamingQuery
 
 from forebay import partitioning, record_orders
-from forebay.changelog import heartbeat_keys, open_changelog, record_headers, superseded
-from forebay.changelog.sqlite import batches, checksums, log_file, writers
 from forebay.errors import SinkError
 from forebay.spark import batch_murmur2, executor, json_keys, keyed_records, repeated_keys, sorted_runs
 from forebay.spark.columns import ColumnArguments, Selection, lay_out
@@ -33,6 +31,8 @@ from forebay.spark.write import Write, attempt, current_run
 from forebay.store_spec import StoreSpec
 from forebay.topology import Topology
 from forebay.topology_file import load_topology
+from forebay_changelog import heartbeat_keys, open_changelog, record_headers, superseded
+from forebay_changelog.sqlite import batches, checksums, log_file, writers
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.changelog.sqlite.log_file import check_directory, create_private
 from forebay.spark.executor import (
     Batches,
     Row,
@@ -29,6 +28,7 @@ from forebay.spark.executor import (
     forget_archives,
 )
 from forebay.spark.repeated_keys import first_repeated, several_rows
+from forebay_changelog.sqlite.log_file import check_directory, create_private
 
 RUN_BYTES = 64 << 20
 """A task's rows are sorted in memory, so many at a time."""

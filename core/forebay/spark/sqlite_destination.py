@@ -9,8 +9,6 @@ from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
 
-from forebay.changelog.sqlite.batches import differs, newest_batch, rows_of_batch
-from forebay.changelog.sqlite.changelog import SqliteChangelog, naming
 from forebay.errors import SinkError
 from forebay.spark.destinations import BatchId, refusing
 from forebay.spark.executor import Batches, Target, write_rows
@@ -18,6 +16,8 @@ from forebay.spark.run_directories import RunDirectories
 from forebay.spark.sorted_runs import RunPart, append_parts, append_runs, by_partition, write_runs
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
+from forebay_changelog.sqlite.batches import differs, newest_batch, rows_of_batch
+from forebay_changelog.sqlite.changelog import SqliteChangelog, naming
 
 _WRITTEN = "partition int, row_count bigint, next_offset bigint, is_new boolean"
 _RUN_PARTS = "path string, partition int, first_row bigint, row_count bigint"

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from forebay.changelog import Changelog, Heartbeat
 from forebay.errors import ChangelogUnreachable, ForebayError, SinkError
 from forebay.position import Position, encode_position, later_position, log_digest
 from forebay.spark.compaction import Compaction
@@ -16,6 +15,7 @@ from forebay.spark.destinations import open_destination
 from forebay.spark.query_runs import Output, QueryRun
 from forebay.store_spec import StoreSpec
 from forebay.unproven import UnprovenRanges
+from forebay_changelog import Changelog, Heartbeat
 
 log = logging.getLogger(__name__)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
-from forebay.changelog.base import Rows
 from forebay.partitioning import Murmur2Partitioner
 from forebay.state_tap.murmur2_lanes import partitions_of
 from forebay.state_tap.plain_conversion import StoreRecord
 from forebay.state_tap.spilled_rows import SpilledRows
 from forebay.store_spec import StoreSpec
+from forebay_changelog.base import Rows
 
 _RECORDS_AT_ONCE = 2048
 _HELD_BYTES = 64 << 20

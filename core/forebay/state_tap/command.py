@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from forebay.changelog import Wake, open_changelog
 from forebay.cli import worker_settings
 from forebay.errors import SettingError
 from forebay.output import Output, json_output
@@ -21,6 +20,7 @@ from forebay.state_tap.source_ends import EndsReader, SourceEnds
 from forebay.state_tap.tap import StateTap
 from forebay.store_spec import StoreSpec
 from forebay.topology_file import load_topology
+from forebay_changelog import Wake, open_changelog
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +132,6 @@ def _ends_reader(source: str) -> EndsReader:
     if not source.startswith("kafka://"):
         raise SettingError(f"--source {source!r} is no kafka:// URL: only of Kafka can the ends be asked for.")
     # Only those who name a Kafka source need its client.
-    from forebay.changelog.kafka.topic_ends import TopicEnds
+    from forebay_changelog.kafka.topic_ends import TopicEnds
 
     return TopicEnds(source)

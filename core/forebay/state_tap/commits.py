@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 
-from forebay.changelog import Wake
 from forebay.file_events import FileEvents
 from forebay.spark_checkpoint.files import CheckpointFiles, LocalFiles
+from forebay_changelog import Wake
 
 _LOCAL_S = 1.0
 

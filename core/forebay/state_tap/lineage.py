@@ -7,10 +7,10 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forebay.changelog import Heartbeat
 from forebay.spark_checkpoint import Checkpoint
 from forebay.spark_checkpoint.files import FileStatus
 from forebay.unproven import UnprovenRanges
+from forebay_changelog import Heartbeat
 
 _DIGEST_DIGITS = 16
 _SEPARATOR = "-"

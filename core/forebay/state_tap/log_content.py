@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from forebay.changelog import Changelog, Consumer
-from forebay.changelog.log_reader import batches_to_end
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
+from forebay_changelog import Changelog, Consumer
+from forebay_changelog.log_reader import batches_to_end
 
 _DIGEST_BYTES = 8
 

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from forebay.changelog import Changelog
 from forebay.errors import ChangelogError
 from forebay.state_tap.batch_rows import BatchRows
 from forebay.state_tap.lineage import TapPosition
 from forebay.state_tap.log_content import log_content
 from forebay.state_tap.scratch import ContentIndex
 from forebay.store_spec import StoreSpec
+from forebay_changelog import Changelog
 
 log = logging.getLogger(__name__)
 

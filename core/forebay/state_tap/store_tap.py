@@ -9,7 +9,6 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from forebay.changelog import Changelog
 from forebay.spark_checkpoint import Checkpoint
 from forebay.spark_checkpoint.changes import StateEntry
 from forebay.spark_checkpoint.errors import (
@@ -39,6 +38,7 @@ from forebay.state_tap.plain_conversion import StoreRecord
 from forebay.state_tap.scratch import ContentIndex
 from forebay.state_tap.store_log import LogReplaced, StoreLog
 from forebay.store_spec import StoreSpec
+from forebay_changelog import Changelog
 
 log = logging.getLogger(__name__)
 

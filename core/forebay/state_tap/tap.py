@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from forebay.changelog import Changelog, Wake
 from forebay.clock import epoch_ms
 from forebay.errors import ChangelogUnreachable
 from forebay.log_throttle import LogThrottle
@@ -22,6 +21,7 @@ from forebay.state_tap.commits import CommitWatch
 from forebay.state_tap.source_ends import SourceEnds
 from forebay.state_tap.store_tap import StoreTap
 from forebay.store_spec import StoreSpec
+from forebay_changelog import Changelog, Wake
 
 log = logging.getLogger(__name__)
 

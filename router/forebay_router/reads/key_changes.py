@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from forebay.client.problems import problem_of
 from forebay.clock import boot_ms
 from forebay.codecs.keys import from_segment, to_segment
 from forebay.errors import PositionOfAnotherLog, Problem, UnknownPartitioner
@@ -24,6 +23,7 @@ from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient, require_follow
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.retryable_statuses import AT_FAULT
 from forebay.wire.server_sent_events import Event
+from forebay_client.problems import problem_of
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.reads.refusals import Attempt, refusal
 from forebay_router.reads.replica_request import ReplicaRequest

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-from forebay.client.problems import problem_of
 from forebay.clock import boot_ms
 from forebay.errors import Problem
 from forebay.event_loop_turns import decoded_in_turn
@@ -25,6 +24,7 @@ from forebay.timeouts import running_timeout
 from forebay.wire.answer_aging import as_of
 from forebay.wire.answers import HttpAnswer
 from forebay.wire.parameters import ReadParameters, split_query
+from forebay_client.problems import problem_of
 from forebay_router.reads.replica_read import ask
 from forebay_router.reads.replica_request import ReplicaRequest
 from forebay_router.router import Router

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import httpx
 
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ForebayError
 from forebay.streams_metadata import HostInfo
 from forebay.topology_file import load_topology
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.dev.processes import DevProcess
 from forebay_worker.dev.sample import STORE, TOPOLOGY, SampleStream
 

@@ -7,11 +7,11 @@ import json
 import time
 import uuid
 
-from forebay.changelog import Heartbeat
-from forebay.changelog.base import Changelog, Rows
-from forebay.changelog.log_reader import last_records
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
+from forebay_changelog import Heartbeat
+from forebay_changelog.base import Changelog, Rows
+from forebay_changelog.log_reader import last_records
 
 TOPOLOGY = """\
 application_id = "dev"

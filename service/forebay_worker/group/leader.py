@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from forebay.changelog import Changelog
 from forebay.streams_metadata import Generation
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
+from forebay_changelog import Changelog
 from forebay_worker.group.assignor import AssignmentPolicy, Member, assign
 from forebay_worker.group.election import holders
 from forebay_worker.group.member_health import MemberHealth

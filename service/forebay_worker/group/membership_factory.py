@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from forebay.backend_registry import load_backend, naming_extra
-from forebay.changelog import Changelog
 from forebay.topology import Topology
+from forebay_changelog import Changelog
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.membership import Membership

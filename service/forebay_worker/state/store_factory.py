@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from forebay.changelog import Changelog
 from forebay.errors import ChangelogError, ChangelogUnreachable, TopologyError
 from forebay.state_store import CommittedOffset, StateStore, StoreCorrupted
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology_file import STORE_ENTRY_POINTS
+from forebay_changelog import Changelog
 from forebay_worker.state.checkpoint_file import CheckpointFile, CheckpointFileError
 from forebay_worker.state.checkpointed_store import CheckpointedStore
 from forebay_worker.state.directory import StateDirectory

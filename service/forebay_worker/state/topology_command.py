@@ -9,11 +9,11 @@ from typing import Any
 import click
 from rich.table import Table
 
-from forebay.changelog.topology_command import topology
 from forebay.cli import FILE
 from forebay.output import Output, json_output
 from forebay.topology import Topology
 from forebay.topology_file import load_topology
+from forebay_changelog.topology_command import topology
 from forebay_worker.state.topology_diff import Outcome, topology_diff
 
 

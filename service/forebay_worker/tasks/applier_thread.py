@@ -11,13 +11,13 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TypeVar
 
-from forebay.changelog import Batch, Changelog, Consumer, Wake
 from forebay.clock import boot_ms
 from forebay.errors import ForebayError
 from forebay.lag import EndOffset
 from forebay.log_throttle import LogThrottle
 from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.task_ids import TopicPartition
+from forebay_changelog import Batch, Changelog, Consumer, Wake
 from forebay_worker.tasks.apply import apply_batch, checkpoint_caught_up, observe_end, resume
 from forebay_worker.tasks.open_transactions import OpenTransactions
 from forebay_worker.tasks.phases import ReplicaPhase

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from forebay.changelog import Batch
 from forebay.clock import boot_ms, epoch_ms, latest_epoch_ms
 from forebay.lag import EndOffset, Progress
 from forebay.state_store import CommittedOffset
+from forebay_changelog import Batch
 from forebay_worker.tasks.expiry import swept_to_ms
 from forebay_worker.tasks.folding import Fold, advance, is_misplaced, misplaced_keys
 from forebay_worker.tasks.log_continuity import LogCut, continuity_fault

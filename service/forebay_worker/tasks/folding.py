@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from forebay.changelog import Batch, Heartbeat, Record
 from forebay.log_epochs import EpochStart, merged_epochs
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import USER_TAG
 from forebay.stored_versions import encode_version
 from forebay.unproven import UnprovenRanges
+from forebay_changelog import Batch, Heartbeat, Record
 from forebay_worker.tasks.record_check import first_bad_record
 
 KEYS_ALL_CHECKED = 1_000

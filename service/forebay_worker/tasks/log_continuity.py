@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from forebay.changelog import Batch
 from forebay.clock import epoch_ms
 from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.store_spec import StoreSpec
+from forebay_changelog import Batch
 
 _TOMBSTONES_TRUSTED = 0.9
 """A replica trusts tombstones for this fraction of the time that the log keeps them."""

@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from forebay.changelog import Changelog
 from forebay.clock import boot_ms
 from forebay.log_throttle import LogThrottle
 from forebay.state_store import StateStore
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TaskId
 from forebay.topology import Topology
+from forebay_changelog import Changelog
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offset_cache import OffsetCache
 from forebay_worker.state.offsets_file import read_positions, record_positions

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from forebay.changelog import Batch, Heartbeat, Record
 from forebay.codecs.values import all_fit
 from forebay.errors import ForebayError
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS
+from forebay_changelog import Batch, Heartbeat, Record
 
 
 class BadRecord(ForebayError):

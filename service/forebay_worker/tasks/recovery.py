@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.changelog import Changelog
 from forebay.clock import boot_ms
 from forebay.errors import ChangelogError
 from forebay.lag import EndOffset, EndOffsets
 from forebay.log_throttle import LogThrottle
 from forebay.state_store import CommittedOffset, StateStore, StoreCorrupted
 from forebay.task_ids import TopicPartition
+from forebay_changelog import Changelog
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.storage_faults import storage_fault

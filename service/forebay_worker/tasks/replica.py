@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.changelog import Batch
 from forebay.lag import EMPTY_PROGRESS, EndOffsets
 from forebay.state_store import StateStore
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TaskId, TopicPartition
+from forebay_changelog import Batch
 from forebay_worker.tasks.key_watchers import KeyWatchers
 from forebay_worker.tasks.phases import ReplicaPhase, check_transition
 from forebay_worker.tasks.recent_changes import RecentChanges

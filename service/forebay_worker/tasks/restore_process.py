@@ -18,13 +18,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.changelog import Batch, Consumer, Wake, open_changelog
 from forebay.clock import epoch_ms
 from forebay.errors import ChangelogError
 from forebay.linux import end_with_parent
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
+from forebay_changelog import Batch, Consumer, Wake, open_changelog
 from forebay_worker.state.sst_file import write_sst
 from forebay_worker.state.storage_faults import storage_fault
 from forebay_worker.tasks.folding import Fold, advance, misplaced_keys

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.store_spec import StoreSpec
+from forebay_changelog.sqlite.changelog import SqliteChangelog
+from forebay_changelog.sqlite.compaction import CompactionLimits
 from tests.support.cluster import wait_until
 
 pytestmark = pytest.mark.spark

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from forebay.changelog.sqlite import log_file as sqlite_log_file
 from forebay.record_orders import with_order
+from forebay_changelog.sqlite import log_file as sqlite_log_file
 
 pytestmark = pytest.mark.spark
 
@@ -73,7 +73,7 @@ def test_kafka_is_sent_rows_only():
 
 
 def test_a_key_that_is_no_text_is_refused():
-    from forebay.changelog.sqlite.log_file import WriteRefused
+    from forebay_changelog.sqlite.log_file import WriteRefused
 
     with pytest.raises(WriteRefused, match="not valid UTF-8"):
         placed([b"good", b"\xff"])
@@ -90,8 +90,8 @@ def test_a_row_without_the_end_of_its_key_is_refused(columns, what):
     """The end is the times of its window, or its order."""
     import pyarrow as pa
 
-    from forebay.changelog.sqlite.log_file import WriteRefused
     from forebay.spark.executor import KeyColumns, place_rows
+    from forebay_changelog.sqlite.log_file import WriteRefused
 
     key_columns = KeyColumns(("k",), as_json=False, suffix=True, as_text=True, **columns)
     members = {"key": [b"a", b"b"], "suffix": [b"12345678", None], "value": [b"1", b"2"]}
@@ -102,8 +102,8 @@ def test_a_row_without_the_end_of_its_key_is_refused(columns, what):
 
 @pytest.mark.parametrize("missing", [True, False])
 def test_a_log_that_cannot_be_written_is_named(target, missing):
-    from forebay.changelog.sqlite.log_file import WriteRefused
     from forebay.spark.executor import write_rows
+    from forebay_changelog.sqlite.log_file import WriteRefused
 
     path = Path(target.directory, "t", "0.db")
     path.unlink()
@@ -115,8 +115,8 @@ def test_a_log_that_cannot_be_written_is_named(target, missing):
 
 def test_values_of_one_order_are_refused_unless_equal(target):
     """Sources deliver records again, but of two values of one order nothing says which is the latest."""
-    from forebay.changelog.sqlite.log_file import WriteRefused
     from forebay.spark.executor import checked
+    from forebay_changelog.sqlite.log_file import WriteRefused
 
     latest = dataclasses.replace(target, latest=True)
     key, later = with_order(b"k", 1), with_order(b"k", 2)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forebay.changelog.sqlite import log_file as sqlite_log_file
 from forebay.partitioning import Murmur2Partitioner
+from forebay_changelog.sqlite import log_file as sqlite_log_file
 
 pytestmark = pytest.mark.spark
 
@@ -104,8 +104,8 @@ def test_each_partition_gets_its_rows_by_key(directory, monkeypatch, keys, data)
 
 @pytest.mark.parametrize("chunk_rows", [1, 100])
 def test_rows_of_one_key_are_refused_wherever_they_are(directory, monkeypatch, chunk_rows):
-    from forebay.changelog.sqlite.log_file import WriteRefused
     from forebay.spark import sorted_runs
+    from forebay_changelog.sqlite.log_file import WriteRefused
 
     monkeypatch.setattr(sorted_runs, "CHUNK_ROWS", chunk_rows)
     of_two_tasks = runs(directory, [[(b"k", b"1")]], [[(b"k", b"2")]])
@@ -127,8 +127,8 @@ def test_a_row_delivered_twice_with_one_order_counts_once(directory, monkeypatch
 
 
 def test_runs_are_refused_where_the_log_is_not(directory, tmp_path):
-    from forebay.changelog.sqlite.log_file import WriteRefused
     from forebay.spark.sorted_runs import write_runs
+    from forebay_changelog.sqlite.log_file import WriteRefused
 
     with pytest.raises(WriteRefused, match="is not the one that the executor"):
         list(write_runs(target(tmp_path), str(directory), iter)(iter([])))

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from forebay.changelog import Heartbeat
-from forebay.changelog.sqlite.batches import append_batch
-from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.changelog.sqlite.log_file import WriteRefused
 from forebay.errors import BatchConflict, SinkError
 from forebay.task_ids import TopicPartition
 from forebay.topology_file import parse_topology
 from forebay.unproven import UnprovenRange
+from forebay_changelog import Heartbeat
+from forebay_changelog.sqlite.batches import append_batch
+from forebay_changelog.sqlite.changelog import SqliteChangelog
+from forebay_changelog.sqlite.log_file import WriteRefused
 
 pytestmark = pytest.mark.spark
 

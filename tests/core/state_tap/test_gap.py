@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from forebay.changelog import Heartbeat
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.state_tap.gap import still_unproven
 from forebay.state_tap.store_tap import StoreTap
 from forebay.store_spec import StoreSpec
 from forebay.unproven import UnprovenRange
+from forebay_changelog import Heartbeat
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from tests.support.running_query import RunningQuery, content, store
 
 FIELDS = [

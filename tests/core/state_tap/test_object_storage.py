@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.spark_checkpoint import Checkpoint
 from forebay.state_tap.store_tap import StoreTap
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from tests.support.cluster import wait_until
 from tests.support.object_store import UploadedQuery
 from tests.support.running_query import content, store

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from forebay.changelog import Heartbeat
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ChangelogError, ChangelogUnreachable, TopologyError
 from forebay.spark_checkpoint import Checkpoint
 from forebay.spark_checkpoint.errors import StateUnsupported, VersionPurged
 from forebay.state_tap.store_tap import StoreTap
+from forebay_changelog import Heartbeat
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from tests.support.running_query import RunningQuery, content, records, store
 
 AGGREGATES = [

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from forebay.changelog import Wake
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.state_tap.source_ends import SourceEnds
 from forebay.state_tap.store_tap import StoreTap
 from forebay.state_tap.tap import StateTap
+from forebay_changelog import Wake
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from tests.support.cluster import wait_until
 from tests.support.running_query import RunningQuery, content, store
 

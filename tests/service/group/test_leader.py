@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from forebay.changelog.sqlite import batches as sqlite_batches
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.streams_metadata import Generation, HostInfo
 from forebay.task_ids import TaskId
 from forebay.topology_file import parse_topology
+from forebay_changelog.sqlite import batches as sqlite_batches
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.group.leader import Leader
 from forebay_worker.group.messages import AssignmentInfo, Location, SubscriptionInfo
 from forebay_worker.group.placement import Assignment, AssignmentPolicy, Placement

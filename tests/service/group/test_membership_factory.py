@@ -2,9 +2,9 @@
 
 import pytest
 
-from forebay.changelog import open_changelog
 from forebay.errors import SettingError
 from forebay.topology_file import parse_topology
+from forebay_changelog import open_changelog
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.membership_factory import open_membership

@@ -1,11 +1,11 @@
 """While a writer fills a log with what its source holds, no missing key is stated, whatever was read and when."""
 
-from forebay.changelog import Batch, Heartbeat
-from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.clock import boot_ms
 from forebay.errors import NotReady, UnknownKey
 from forebay.lag import EndOffset
 from forebay.wire.parameters import ReadParameters
+from forebay_changelog import Batch, Heartbeat
+from forebay_changelog.heartbeat_keys import heartbeat_key
 from forebay_worker.reads.misses import miss
 from forebay_worker.tasks.apply import apply_batch, resume
 from forebay_worker.tasks.replica import Replica

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from forebay.changelog import Batch, Heartbeat
-from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.clock import boot_ms
 from forebay.errors import NotReady, Problem, UnknownKey
 from forebay.lag import EndOffset
 from forebay.wire.parameters import ReadParameters
+from forebay_changelog import Batch, Heartbeat
+from forebay_changelog.heartbeat_keys import heartbeat_key
 from forebay_worker.reads.misses import miss
 from forebay_worker.tasks.apply import apply_batch
 from tests.support.held_reads import held

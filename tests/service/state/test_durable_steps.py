@@ -8,12 +8,12 @@ from shutil import copytree
 
 import pytest
 
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.clock import epoch_ms
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.state.checkpoint_file import CheckpointFile
 from forebay_worker.state.checkpointed_store import CheckpointedStore
 from forebay_worker.state.directory import StateDirectory

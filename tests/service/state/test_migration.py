@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.state.checkpoint_file import CheckpointFile
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.memory import MemoryStore

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocksdict import DbClosedError
 
-from forebay.changelog.sqlite.batches import append_batch
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ForebayError, TopologyError
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology_file import parse_topology
+from forebay_changelog.sqlite.batches import append_batch
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.state.checkpoint_file import CheckpointFile
 from forebay_worker.state.checkpointed_store import CheckpointedStore
 from forebay_worker.state.directory import StateDirectory

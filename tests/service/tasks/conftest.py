@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.changelog.sqlite.changelog import SqliteChangelog
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from tests.support.held_tasks import SlowOpener, make_changelog
 
 

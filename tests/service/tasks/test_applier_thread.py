@@ -14,12 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.changelog import Batch, Heartbeat, ReadFailure
-from forebay.changelog.sqlite import batches as sqlite_batches
-from forebay.changelog.sqlite import log_file as sqlite_log_file
-from forebay.changelog.sqlite import writers as sqlite_writers
-from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.clock import boot_ms
 from forebay.lag import EndOffset, lag_of
 from forebay.partitioning import Murmur2Partitioner
@@ -27,6 +21,12 @@ from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
+from forebay_changelog import Batch, Heartbeat, ReadFailure
+from forebay_changelog.sqlite import batches as sqlite_batches
+from forebay_changelog.sqlite import log_file as sqlite_log_file
+from forebay_changelog.sqlite import writers as sqlite_writers
+from forebay_changelog.sqlite.changelog import SqliteChangelog
+from forebay_changelog.sqlite.compaction import CompactionLimits
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.applier_thread import Applier
 from forebay_worker.tasks.apply import apply_batch, progress_at_open

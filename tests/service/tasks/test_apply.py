@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from forebay.changelog import Batch, Heartbeat
-from forebay.changelog.heartbeat_keys import heartbeat_key
 from forebay.clock import boot_ms, epoch_ms
 from forebay.lag import EndOffset, lag_of
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TaskId, TopicPartition
+from forebay_changelog import Batch, Heartbeat
+from forebay_changelog.heartbeat_keys import heartbeat_key
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.apply import apply_batch, checkpoint_caught_up, resume
 from forebay_worker.tasks.replica import Replica

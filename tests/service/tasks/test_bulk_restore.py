@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from forebay.changelog.sqlite import batches as sqlite_batches
-from forebay.changelog.sqlite import log_file as sqlite_log_file
-from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.changelog.sqlite.consumer import SqliteConsumer
 from forebay.errors import ChangelogError
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
+from forebay_changelog.sqlite import batches as sqlite_batches
+from forebay_changelog.sqlite import log_file as sqlite_log_file
+from forebay_changelog.sqlite.changelog import SqliteChangelog
+from forebay_changelog.sqlite.consumer import SqliteConsumer
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks import bulk_restore, restoration

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from forebay.changelog.sqlite import batches as sqlite_batches
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import NotReady
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.stored_versions import encode_version
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay.topology_file import parse_topology
+from forebay_changelog.sqlite import batches as sqlite_batches
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.reads.values import scanned
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks import recovery

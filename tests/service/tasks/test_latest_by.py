@@ -12,9 +12,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from forebay.changelog.sqlite import batches as sqlite_batches
-from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.clock import boot_ms
 from forebay.record_orders import LOWEST_ORDER, with_order
 from forebay.state_store import CommittedOffset
@@ -22,6 +19,9 @@ from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.wire.parameters import ReadParameters
+from forebay_changelog.sqlite import batches as sqlite_batches
+from forebay_changelog.sqlite.changelog import SqliteChangelog
+from forebay_changelog.sqlite.compaction import CompactionLimits
 from forebay_worker.reads.latest_entries import latest_entries
 from forebay_worker.reads.values import values_of
 from forebay_worker.state.rocksdb import RocksDbStore

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from forebay.changelog import Batch
 from forebay.lag import EndOffset
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
+from forebay_changelog import Batch
 from forebay_worker.tasks.folding import Fold, advance
 from forebay_worker.tasks.log_continuity import BeginningMoved, LogCut, continuity_fault
 

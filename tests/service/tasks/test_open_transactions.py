@@ -2,11 +2,11 @@
 
 import pytest
 
-from forebay.changelog import Batch
 from forebay.clock import boot_ms, epoch_ms
 from forebay.lag import EndOffset, lag_of
 from forebay.state_store import CommittedOffset
 from forebay.task_ids import TaskId
+from forebay_changelog import Batch
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.apply import apply_batch, progress_at_open, resume
 from forebay_worker.tasks.open_transactions import OpenTransactions

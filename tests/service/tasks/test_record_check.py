@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from forebay.changelog import Batch, Heartbeat, Record, heartbeat_key
-from forebay.changelog.sqlite import batches as sqlite_batches
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.lag import EndOffset
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
+from forebay_changelog import Batch, Heartbeat, Record, heartbeat_key
+from forebay_changelog.sqlite import batches as sqlite_batches
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks.applier_thread import Applier

@@ -9,14 +9,14 @@ import threading
 import pytest
 from rocksdict import DbClosedError, WriteBatch
 
-from forebay.changelog.sqlite import batches as sqlite_batches
-from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.clock import boot_ms
 from forebay.errors import ChangelogUnreachable
 from forebay.lag import UNKNOWN_LAG, lag_of
 from forebay.stored_keys import USER_TAG
 from forebay.task_ids import TopicPartition
+from forebay_changelog.sqlite import batches as sqlite_batches
+from forebay_changelog.sqlite.changelog import SqliteChangelog
+from forebay_changelog.sqlite.compaction import CompactionLimits
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.store_factory import OpenedStore, StoreFactory
 from forebay_worker.tasks import bulk_restore, restoration

@@ -3,13 +3,13 @@ replay."""
 
 import pytest
 
-from forebay.changelog.sqlite import batches as sqlite_batches
-from forebay.changelog.sqlite.changelog import SqliteChangelog
-from forebay.changelog.sqlite.compaction import CompactionLimits
 from forebay.errors import TopologyError
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay.topology_file import parse_topology
+from forebay_changelog.sqlite import batches as sqlite_batches
+from forebay_changelog.sqlite.changelog import SqliteChangelog
+from forebay_changelog.sqlite.compaction import CompactionLimits
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks import recovery
 from forebay_worker.tasks.manager import TaskManager

@@ -9,11 +9,11 @@ import logging
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from forebay.changelog.kafka.client_close import close
-from forebay.changelog.kafka.client_log import CLIENT_LOG
-from forebay.changelog.kafka.topics import KafkaTopics, assignments_topic
-from forebay.changelog.kafka.url import KafkaUrl
 from forebay.errors import ChangelogUnreachable
+from forebay_changelog.kafka.client_close import close
+from forebay_changelog.kafka.client_log import CLIENT_LOG
+from forebay_changelog.kafka.topics import KafkaTopics, assignments_topic
+from forebay_changelog.kafka.url import KafkaUrl
 from forebay_worker.group.messages import AssignmentInfo, UnreadableMessage
 
 log = logging.getLogger(__name__)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forebay.changelog import Changelog
 from forebay.topology import Topology
+from forebay_changelog import Changelog
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts, Leader
 from forebay_worker.group.membership import Membership

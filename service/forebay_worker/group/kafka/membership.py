@@ -12,12 +12,12 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 
-from forebay.changelog.kafka.url import KafkaUrl
 from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import ChangelogError
 from forebay.log_throttle import LogThrottle
 from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo, is_loopback
 from forebay.task_ids import TaskId
+from forebay_changelog.kafka.url import KafkaUrl
 from forebay_worker.group.election import superseded
 from forebay_worker.group.group_member import GroupMember, Inbox
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest

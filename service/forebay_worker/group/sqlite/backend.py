@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote
 
-from forebay.changelog import Changelog
 from forebay.errors import SettingError
 from forebay.topology import Topology
+from forebay_changelog import Changelog
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.membership import Membership

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from forebay.changelog.sqlite.log_file import create_private, enable_wal, transaction
 from forebay.errors import ConfigurationError
 from forebay.streams_metadata import Generation
+from forebay_changelog.sqlite.log_file import create_private, enable_wal, transaction
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 
 _FORMAT = 1

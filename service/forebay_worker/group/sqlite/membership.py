@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from forebay.changelog import Changelog
 from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import AdvertisedByAnother, ConfigurationError, ForebayError
 from forebay.streams_metadata import Generation
 from forebay.topology import Topology
+from forebay_changelog import Changelog
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.election import holders, superseded
 from forebay_worker.group.group_member import GroupMember, Inbox, Round

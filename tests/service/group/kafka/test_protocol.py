@@ -17,14 +17,14 @@ from aiokafka.errors import GroupAuthorizationFailedError, InvalidSessionTimeout
 from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
 
-from forebay.changelog.kafka.url import KafkaUrl
-from forebay.changelog.sqlite import batches as sqlite_batches
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.clock import boot_ms
 from forebay.streams_metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay.topology_file import parse_topology
+from forebay_changelog.kafka.url import KafkaUrl
+from forebay_changelog.sqlite import batches as sqlite_batches
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.group.assignor import Assignment, AssignmentPolicy, Placement
 from forebay_worker.group.kafka import group_consumer, membership
 from forebay_worker.group.kafka.assignments import AssignmentTopic, digest

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from forebay.changelog.sqlite import batches as sqlite_batches
-from forebay.changelog.sqlite.changelog import SqliteChangelog
 from forebay.errors import ConfigurationError
 from forebay.streams_metadata import NO_GENERATION, ClusterMap, Generation, HostInfo
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay.topology_file import parse_topology
+from forebay_changelog.sqlite import batches as sqlite_batches
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.election import holders
 from forebay_worker.group.leader import GroupTimeouts

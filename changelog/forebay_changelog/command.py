@@ -1,0 +1,176 @@
+"""``forebay changelog``: maintain the logs of a topology's stores by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from forebay.cli import worker_settings
+from forebay.errors import ChangelogError, ChangelogUnreachable, SettingError, TopicMissing
+from forebay.output import Output, json_output
+from forebay.progress_bar import progress
+from forebay.standard_streams import print_line
+from forebay.store_spec import StoreSpec
+from forebay.task_ids import TopicPartition
+from forebay.topology import Topology
+from forebay.topology_file import load_topology
+from forebay_changelog import Changelog, open_changelog
+from forebay_changelog.base import CompactionLimits
+
+_LIMITS = CompactionLimits()
+
+
+@click.group()
+def changelog() -> None:
+    """List, compact and reset the logs of a topology's stores."""
+
+
+@changelog.command("ls")
+@worker_settings("topology", "changelog")
+@json_output
+def list_logs(topology: Path, changelog: str, output: Output) -> None:
+    """Show every store's log: partitions, records' ends, identity."""
+    opened, loaded = open_logs(topology, changelog)
+    logs = [_log_document(opened, spec) for spec in loaded.stores.values()]
+    output.show({"logs": logs}, _logs_table(logs, opened.absent_end))
+    unsuitable = [log["problem"] for log in logs if log["state"] == "unsuitable"]
+    if unsuitable:
+        raise ChangelogError(" ".join(unsuitable))
+
+
+def _log_document(opened: Changelog, spec: StoreSpec) -> dict[str, Any]:
+    """One log of ``forebay changelog ls --json``; the end of a partition that cannot be read is null."""
+    document = {"store": spec.name, "topic": spec.topic, "partitions": spec.partitions}
+    try:
+        opened.ensure(spec, create=False)
+    except ChangelogUnreachable:
+        raise
+    except ChangelogError as error:
+        state = "missing" if isinstance(error, TopicMissing) else "unsuitable"
+        return {**document, "state": state, "end_offsets": None, "identity": None, "problem": str(error)}
+    partitions = [TopicPartition(spec.topic, partition) for partition in range(spec.partitions)]
+    known = opened.end_offsets(partitions)
+    ends, identity = [known.get(tp) for tp in partitions], opened.identity(spec.topic)
+    return {**document, "state": "present", "end_offsets": ends, "identity": identity, "problem": None}
+
+
+def _logs_table(logs: list[dict[str, Any]], unknown: str) -> Table:
+    table = Table()
+    for column in ("store", "topic", "partitions", "end offsets", "identity"):
+        table.add_column(column, overflow="fold")
+    for log in logs:
+        ends = ", ".join(unknown if end is None else str(end) for end in log["end_offsets"] or ())
+        table.add_row(log["store"], log["topic"], str(log["partitions"]), ends, log["identity"] or log["state"])
+    return table
+
+
+@changelog.command("compact")
+@worker_settings("topology", "changelog")
+@click.argument("store")
+@click.option(
+    "--min-compaction-lag-ms",
+    type=click.IntRange(min=0),
+    default=_LIMITS.min_compaction_lag_ms,
+    show_default=True,
+    help="Records younger than this stay, so that replicas that are behind find a whole history.",
+)
+@click.option(
+    "--delete-retention-ms",
+    type=click.IntRange(min=0),
+    default=_LIMITS.delete_retention_ms,
+    show_default=True,
+    help="Tombstones younger than this stay; a worker that was away for longer is rebuilt.",
+)
+@json_output
+def compact(topology: Path, changelog: str, store: str, output: Output, **durations: Any) -> None:
+    """Remove from the log of STORE what is no longer needed; younger records and tombstones stay.
+
+    On Kafka the brokers do, but they need to be told what higher orders have superseded in a store with latest_by.
+    The options are for SQLite.
+    """
+    opened, loaded = open_logs(topology, changelog)
+    spec = store_spec(loaded, store)
+    compactor = opened.compactor(spec)
+    if compactor is None:
+        raise SettingError(
+            "The servers of this changelog compact its topics; on Kafka, see the topic's cleanup.policy and "
+            "related settings."
+        )
+    limits = CompactionLimits(**durations)
+    with progress(f"compacting {store}", spec.partitions) as advance:
+        removed = compactor.compact(spec, limits, lambda: advance(1))
+    document = {"store": store, "topic": spec.topic, "removed_records": removed}
+    output.show(document, compactor.compaction_text(spec, removed, limits))
+
+
+@changelog.command("reset")
+@worker_settings("topology", "changelog")
+@click.argument("store")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@json_output
+def reset(topology: Path, changelog: str, store: str, yes: bool, output: Output) -> None:
+    """Empty the log of STORE and give it a new identity; every replica is rebuilt.
+
+    Stop the query that writes it first, and start it from a new checkpoint, or from then on the store contains
+    only what changes later.
+    """
+    opened, loaded = open_logs(topology, changelog)
+    spec = store_spec(loaded, store)
+    if spec.external:
+        raise SettingError(
+            f"{store!r} is external: its topic {spec.topic!r} belongs to others, so forebay does not empty it."
+        )
+    if not yes:
+        _confirm(
+            f"This empties {spec.topic}, and with it every replica of {store}; a query that goes on writes only "
+            "what changes from now on."
+        )
+    identity = opened.reset(spec)
+    document = {"store": store, "topic": spec.topic, "identity": identity}
+    output.show(document, f"{store} is now empty, with the new identity {identity}")
+
+
+def _confirm(consequence: str) -> None:
+    """Ask whether to go on; raises ``click.Abort``, and ``SettingError`` if nobody can answer."""
+    try:
+        click.confirm(f"{consequence} Continue?", abort=True, err=True)
+    except click.Abort as abort:
+        if isinstance(abort.__context__, EOFError):
+            print_line("", to_stderr=True)
+            raise SettingError(
+                "Nobody answered on standard input, so nothing was done. Confirm with --yes."
+            ) from None
+        raise
+
+
+@changelog.command("retire-writer")
+@worker_settings("topology", "changelog")
+@click.argument("store")
+@click.argument("writer")
+@json_output
+def retire_writer(topology: Path, changelog: str, store: str, writer: str, output: Output) -> None:
+    """Remove a WRITER of STORE that is gone for good from the store's age."""
+    opened, loaded = open_logs(topology, changelog)
+    spec = store_spec(loaded, store)
+    if spec.external:
+        raise SettingError(
+            f"{store!r} is external: its topic {spec.topic!r} belongs to others, so forebay writes nothing to it."
+        )
+    opened.retire_writer(spec.topic, writer)
+    document = {"store": store, "topic": spec.topic, "writer": writer}
+    output.show(document, f"{writer} no longer counts towards the age of {store}")
+
+
+def open_logs(topology: Path, changelog: str) -> tuple[Changelog, Topology]:
+    """The changelog and the topology of a command; raises ``ForebayError``, and creates nothing."""
+    return open_changelog(changelog, create=False), load_topology(topology)
+
+
+def store_spec(topology: Topology, store: str) -> StoreSpec:
+    """A store of the topology; raises ``SettingError``."""
+    if store not in topology.stores:
+        raise SettingError(f"There is no store {store!r} in the topology; there are {', '.join(topology.stores)}.")
+    return topology.stores[store]

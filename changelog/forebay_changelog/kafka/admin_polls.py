@@ -1,0 +1,105 @@
+"""Requests that a consumer repeats to know its log: sent when due, never waited for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+
+from forebay.clock import boot_ms
+from forebay_changelog.kafka.client_close import Admin
+from forebay_changelog.kafka.topics import KafkaTopics
+
+log = logging.getLogger(__name__)
+
+_RETRY_INTERVAL_MS = 1_000.0
+
+
+@dataclass
+class AdminPoll:
+    """A request that is repeated, one at a time, and never waited for."""
+
+    interval_ms: float
+    ask: Callable[[AdminClient], dict[Any, Future[Any]]]
+    sent_boot_ms: float = float("-inf")
+    at_once: bool = False
+    failed: bool = False
+    """Whether any answer to the last request was an error; it is then repeated soon."""
+    answered: bool = False
+    """Whether the brokers answered since that was last reset."""
+    errors: dict[Any, KafkaError] = field(default_factory=dict)
+    """What the newest answers say that are errors."""
+    _futures: dict[Any, Future[Any]] = field(default_factory=dict)
+
+    def abandon(self) -> None:
+        """Expect no answer to the last request any more."""
+        self._futures = {}
+        self.failed = True
+
+    def send_if_due(self, admin: AdminClient, now_boot_ms: float) -> None:
+        interval_ms = min(self.interval_ms, _RETRY_INTERVAL_MS) if self.failed else self.interval_ms
+        if self._futures or not (self.at_once or now_boot_ms - self.sent_boot_ms >= interval_ms):
+            return
+        self.at_once, self.failed, self.sent_boot_ms = False, False, now_boot_ms
+        try:
+            self._futures = self.ask(admin)
+        except KafkaException as error:
+            self.failed = True
+            log.debug("a request about the log failed: %s", error)
+
+    def answers(self) -> Iterator[tuple[Any, Any]]:
+        """The answers so far; failed requests have none, so that the information grows old."""
+        for about, future in list(self._futures.items()):
+            if future.done():
+                del self._futures[about]
+                error = future.exception()
+                if error is None:
+                    self.answered = True
+                    self.errors.pop(about, None)
+                    yield about, future.result()
+                else:
+                    self.failed = True
+                    if isinstance(error, KafkaException):
+                        self.errors[about] = error.args[0]
+
+
+class AdminPolls:
+    """Questions to one admin client, which is replaced if it answers none of them for too long."""
+
+    def __init__(self, topics: KafkaTopics, *questions: AdminPoll) -> None:
+        self._topics = topics
+        self._questions = questions
+        self._polled_admin: Admin | None = None
+        self._refusal: str | None = None
+        """Why no client could be made at the last attempt."""
+
+    def send_due(self) -> None:
+        """Send those that are due."""
+        if any(question.answered for question in self._questions):
+            self._topics.on_response()
+            for question in self._questions:
+                question.answered = False
+        else:
+            self._topics.renew_if_silent()
+        now = boot_ms()
+        try:
+            admin = self._topics.admin
+        except KafkaException as error:
+            # Such as a certificate that is just being replaced.
+            if str(error) != self._refusal:
+                log.error("the logs' ends cannot be requested: %s", error)
+            self._refusal = str(error)
+            return
+        self._refusal = None
+        if admin is not self._polled_admin:
+            # Requests to another client may never be answered.
+            for question in self._questions:
+                question.abandon()
+            self._polled_admin = admin
+        for question in self._questions:
+            question.send_if_due(admin.client, now)

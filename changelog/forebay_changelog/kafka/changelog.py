@@ -1,0 +1,214 @@
+"""The Kafka changelog: a cluster's topics as forebay's logs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from confluent_kafka import KafkaException
+
+from forebay.errors import ChangelogError, ChangelogUnreachable
+from forebay.output import quantity
+from forebay.store_spec import StoreSpec
+from forebay.task_ids import TopicPartition
+from forebay_changelog.base import CompactionLimits, Consumer, Heartbeat, Rows
+from forebay_changelog.kafka.consumer import KafkaConsumer
+from forebay_changelog.kafka.fetcher import Fetcher
+from forebay_changelog.kafka.heartbeats import BATCH_TIMEOUT_MS, HeartbeatWriter
+from forebay_changelog.kafka.superseded_records import append_tombstones
+from forebay_changelog.kafka.topics import KafkaTopics, passes
+from forebay_changelog.kafka.url import KafkaUrl
+from forebay_changelog.kafka.writer_ownership import has_completed, has_written, known_writers, last_heartbeat
+
+_DELETION_DEADLINE_S = 30.0
+_NO_LIMITS = CompactionLimits()
+"""The brokers have their own."""
+
+
+class KafkaChangelog:
+    """The topics at a ``kafka://`` URL; the interface is ``Changelog``. Raises ``SettingError``."""
+
+    absent_end = "?"
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.kafka = KafkaUrl.parse(url)
+        self._topics = KafkaTopics(self.kafka)
+        self._lock = threading.Lock()
+        self._writers: dict[tuple[str, str], tuple[threading.Lock, dict[str, HeartbeatWriter]]] = {}
+        """By topic and writer: its lock, and the heartbeat writers of all queries that wrote under that name."""
+        self._partitions: dict[str, int] = {}
+
+    def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
+        """Create a store's topic unless it is there; see ``Changelog``."""
+        self._topics.ensure(spec, create=create)
+
+    def compactor(self, spec: StoreSpec) -> KafkaChangelog | None:
+        """Itself for a store with ``latest_by``, since brokers do not know what an order is; else they do."""
+        return None if spec.latest_by is None else self
+
+    def identity(self, topic: str, partition: int | None = None) -> str:
+        """The topic's id; raises ``TopicMissing`` and ``ChangelogUnreachable``."""
+        return self._topics.describe(topic).identity
+
+    def identities(self, topic: str) -> dict[int, str]:
+        """The topic's id for each partition; raises ``TopicMissing`` and ``ChangelogUnreachable``."""
+        description = self._topics.describe(topic)
+        return dict.fromkeys(range(description.partitions), description.identity)
+
+    def consumer(self, *, replay: bool = False) -> Consumer:
+        """A new reader; for a ``replay`` it reads further ahead."""
+        return KafkaConsumer(self._topics, lambda: Fetcher(self.kafka, replay=replay))
+
+    def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """The current ends for read-committed readers; partitions that cannot be reached are left out."""
+        return self._topics.end_offsets(topic_partitions)
+
+    def append_heartbeat(
+        self,
+        topic: str,
+        *,
+        writer: str,
+        query_id: str,
+        value: bytes,
+        identities: Mapping[int, str] | None = None,
+    ) -> dict[int, int]:
+        """Append a heartbeat to every partition, none of which is lost alone; see ``Changelog``."""
+        with self._writing(topic, writer) as queries:
+            if query_id not in queries:
+                _supersede(queries)
+                queries[query_id] = HeartbeatWriter(self.kafka, topic, writer, query_id)
+            return queries[query_id].append(self._partitions[topic], value)
+
+    def append_batch(
+        self,
+        topic: str,
+        *,
+        writer: str,
+        query_id: str,
+        batch_id: int | None,
+        rows: Rows,
+        heartbeat: bytes,
+    ) -> dict[int, int]:
+        """Append rows and a heartbeat to every partition in one transaction; see ``Changelog``."""
+        with self._writing(topic, writer) as queries:
+            if query_id not in queries:
+                _supersede(queries)
+                queries[query_id] = HeartbeatWriter(self.kafka, topic, writer, query_id)
+            queries[query_id].ensure_timeout(BATCH_TIMEOUT_MS)
+            return queries[query_id].append(self._partitions[topic], heartbeat, rows)
+
+    def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
+        """A writer's newest heartbeat; see ``Changelog``."""
+        with _reading_heartbeats(topic, writer):
+            return last_heartbeat(self.kafka, topic, writer)
+
+    @contextlib.contextmanager
+    def _writing(self, topic: str, writer: str) -> Iterator[dict[str, HeartbeatWriter]]:
+        """The writers of a name by their query, while no other thread writes under it."""
+        with self._lock:
+            turn, queries = self._writers.setdefault((topic, writer), (threading.Lock(), {}))
+        # A slow topic must not hold up the others.
+        with turn:
+            if topic not in self._partitions:
+                self._partitions[topic] = self._topics.describe(topic).partitions
+            yield queries
+
+    def has_written(self, topic: str, *, writer: str, query_id: str) -> bool | None:
+        """Whether the log has what a query wrote under a name; see ``Changelog``."""
+        with _reading_heartbeats(topic, writer):
+            return has_written(self.kafka, topic, writer, query_id)
+
+    def has_completed(self, topic: str, writer: str) -> bool:
+        """Whether the log still shows that a writer was retired as completed; see ``Changelog``."""
+        with _reading_heartbeats(topic, writer):
+            return has_completed(self.kafka, topic, writer)
+
+    def ensure_group(self, application_id: str) -> str:
+        """Create the topic of a worker group's assignments unless it is there; returns its name."""
+        return self._topics.ensure_assignments(application_id)
+
+    def writers(self, topic: str) -> set[str]:
+        """The writers of a topic; see ``Changelog``."""
+        with _reading_heartbeats(topic, "all writers"):
+            known = known_writers(self.kafka, topic, most_offsets=None)
+        if known is None:
+            raise ChangelogError(f"The topic {topic!r} may not be read, so its writers are not known: permit it.")
+        return known
+
+    def retire_writer(self, topic: str, writer: str, *, completed: bool = False) -> None:
+        """Remove a writer that is gone for good from the store's age; see ``Changelog``."""
+        writing = HeartbeatWriter(self.kafka, topic, writer, None, completed=completed)
+        writing.append(self._topics.describe(topic).partitions, None)
+        with self._lock:
+            # What wrote under the name here is fenced now.
+            self._writers.pop((topic, writer), None)
+
+    def compact(
+        self,
+        spec: StoreSpec,
+        limits: CompactionLimits = _NO_LIMITS,
+        on_partition: Callable[[], None] = lambda: None,
+    ) -> int:
+        """Append tombstones for what a store with ``latest_by`` no longer needs; returns how many.
+
+        The brokers compact by them. ``on_partition`` is called after each partition. Raises ``ChangelogError``.
+        """
+        appended, identity = 0, self.identity(spec.topic)
+        for partition in range(spec.partitions):
+            if self.identity(spec.topic) != identity:
+                raise ChangelogError(f"The topic {spec.topic!r} was replaced while it was compacted; try again.")
+            try:
+                appended += append_tombstones(self.kafka, spec.topic, partition)
+            except KafkaException as error:
+                why = error.args[0].str()
+                raise ChangelogError(
+                    f"Partition {partition} of {spec.topic!r} could not be compacted: {why}. Try again later."
+                ) from None
+            on_partition()
+        return appended
+
+    def compaction_text(self, spec: StoreSpec, records: int, limits: CompactionLimits) -> str:
+        """What a compaction has done, for its operator; the limits are the brokers'."""
+        return f"{quantity(records, 'superseded record')} of {spec.topic} left to the brokers to remove"
+
+    def compacted_ms(self, topic: str) -> int | None:
+        """Nothing tells: a second compaction finds nothing left to do."""
+        return None
+
+    def reset(self, spec: StoreSpec) -> str:
+        """Delete a store's topic and recreate it: it gets a new topic id, so every replica is rebuilt."""
+        before = self.identity(spec.topic)
+        self._topics.delete(spec.topic)
+        deadline = time.monotonic() + _DELETION_DEADLINE_S
+        while True:
+            # The cluster takes a moment to forget the old one.
+            try:
+                self._topics.ensure(spec)
+                after = self.identity(spec.topic)
+                if after != before:
+                    return after
+                why = "the old one still exists"
+            except ChangelogError as error:
+                why = str(error)
+            if time.monotonic() > deadline:
+                raise ChangelogError(f"The topic {spec.topic!r} could not be recreated: {why}")
+            time.sleep(0.1)
+
+
+def _supersede(queries: dict[str, HeartbeatWriter]) -> None:
+    """Have the writers of earlier queries refuse what they are given from now on."""
+    for writer in queries.values():
+        writer.supersede()
+
+
+@contextlib.contextmanager
+def _reading_heartbeats(topic: str, writer: str) -> Iterator[None]:
+    try:
+        yield
+    except KafkaException as error:
+        kafka_error = error.args[0]
+        message = f"The heartbeats of {writer!r} in {topic!r} could not be read: {kafka_error.str()}."
+        raise (ChangelogUnreachable(message) if passes(kafka_error) else ChangelogError(message)) from None

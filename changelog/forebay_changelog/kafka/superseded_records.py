@@ -1,0 +1,118 @@
+"""Tombstones for what higher orders have superseded: Kafka's compaction then removes it.
+
+By itself it does not: to it, each order of a key is a key of its own. The record of the highest order never gets
+one, so a topic has the same content before and after, whatever of it Kafka has compacted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from forebay.record_orders import split_order, with_order
+from forebay_changelog.heartbeat_keys import writer_of
+from forebay_changelog.kafka.client_close import close
+from forebay_changelog.kafka.client_log import CLIENT_LOG
+from forebay_changelog.kafka.url import KafkaUrl
+
+_MESSAGES = 10_000
+_PATIENCE_S = 30.0
+_QUEUE_FULL_S = 0.1
+_CACHE = "PRAGMA cache_size=-32768"
+_SUPERSEDED = """
+SELECT plain, record_order FROM record JOIN (SELECT plain, max(record_order) AS highest FROM record GROUP BY plain)
+USING (plain) WHERE record_order < highest AND NOT is_removed
+"""
+
+
+def append_tombstones(url: KafkaUrl, topic: str, partition: int) -> int:
+    """Append a tombstone for each superseded record of a partition; returns how many. Raises ``KafkaException``.
+
+    A second call for the same records appends none.
+    """
+    # Of its pages, those that do not fit into the cache go to a deleted file.
+    with contextlib.closing(sqlite3.connect("", isolation_level=None)) as scratch:
+        scratch.execute(_CACHE)
+        scratch.execute(
+            "CREATE TABLE record (plain BLOB, record_order INTEGER, is_removed INTEGER, "
+            "PRIMARY KEY (plain, record_order)) WITHOUT ROWID"
+        )
+        for messages in _messages(url, topic, partition):
+            scratch.execute("BEGIN")
+            scratch.executemany(
+                "INSERT OR REPLACE INTO record VALUES (?, ?, ?)", filter(None, map(_row, messages))
+            )
+            scratch.execute("COMMIT")
+        return _append(url, topic, partition, scratch.execute(_SUPERSEDED))
+
+
+def _row(message: Message) -> tuple[bytes, int, bool] | None:
+    """User key, order, and whether it is a tombstone; None for heartbeats and what has no order."""
+    key = message.key()
+    if not isinstance(key, bytes) or writer_of(key) is not None:
+        return None
+    try:
+        return *split_order(key), message.value() is None
+    except ValueError:
+        return None
+
+
+def _messages(url: KafkaUrl, topic: str, partition: int) -> Iterator[list[Message]]:
+    """What readers of committed records find, up to the end."""
+    consumer = Consumer(
+        url.librdkafka(
+            group_id="forebay-superseded",
+            enable_auto_commit=False,
+            isolation_level="read_committed",
+            enable_partition_eof=True,
+            auto_offset_reset="earliest",
+        ),
+        logger=CLIENT_LOG,
+    )
+    try:
+        consumer.assign([TopicPartition(topic, partition, 0)])
+        progressed_s, is_through = time.monotonic(), False
+        while not is_through:
+            found = consumer.consume(_MESSAGES, 0.1)
+            errors = [error for message in found if (error := message.error()) is not None]
+            is_through = any(error.code() == KafkaError._PARTITION_EOF for error in errors)
+            for error in errors:
+                # The group is only nominal: no right to it is needed.
+                if error.code() not in (KafkaError._PARTITION_EOF, KafkaError.GROUP_AUTHORIZATION_FAILED):
+                    raise KafkaException(error)
+            if found:
+                progressed_s = time.monotonic()
+                yield [message for message in found if message.error() is None]
+            elif time.monotonic() - progressed_s > _PATIENCE_S:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    finally:
+        close(consumer)
+
+
+def _append(url: KafkaUrl, topic: str, partition: int, superseded: Iterator[tuple[bytes, int]]) -> int:
+    failures: list[KafkaError] = []
+
+    def on_delivery(error: Any, message: Message) -> None:
+        if error is not None:
+            failures.append(error)
+
+    producer = Producer(url.librdkafka(enable_idempotence=True), logger=CLIENT_LOG)
+    count = 0
+    for plain, order in superseded:
+        while not failures:
+            try:
+                producer.produce(topic, key=with_order(plain, order), partition=partition, on_delivery=on_delivery)
+                break
+            except BufferError:
+                producer.poll(_QUEUE_FULL_S)
+        count += 1
+    if producer.flush(_PATIENCE_S):
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    if failures:
+        raise KafkaException(failures[0])
+    return count

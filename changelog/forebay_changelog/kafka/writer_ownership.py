@@ -1,0 +1,205 @@
+"""Which query writes under a name on Kafka, according to the topic's heartbeats, which outlive their drivers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from forebay_changelog.base import Heartbeat
+from forebay_changelog.heartbeat_keys import writer_of
+from forebay_changelog.kafka.client_close import close
+from forebay_changelog.kafka.client_log import CLIENT_LOG
+from forebay_changelog.kafka.topics import ELECTING
+from forebay_changelog.kafka.url import KafkaUrl
+from forebay_changelog.record_headers import COMPLETED_HEADER, SUPERSEDED_HEADER
+
+log = logging.getLogger(__name__)
+
+_SEARCH_DEPTHS = (1_000, 30_000, 1_000_000)
+"""In offsets. A living writer's last heartbeat is at most a batch away from the end."""
+_EVERYTHING = sys.maxsize
+_MESSAGES = 10_000
+_TIMEOUT_S = 10.0
+_MOST_SUPERSEDED = 16
+_RETRY_S = 0.1
+
+
+class WriterOwnership(NamedTuple):
+    """The query that last wrote under a name, and its predecessors, the newest first."""
+
+    query_id: str
+    superseded: tuple[str, ...]
+
+    def header(self) -> tuple[str, bytes]:
+        """The record header that lists the predecessors."""
+        return SUPERSEDED_HEADER, json.dumps(self.superseded).encode()
+
+
+def take_ownership(url: KafkaUrl, topic: str, writer: str, query_id: str) -> WriterOwnership | None:
+    """A query's claim to a name, None if a query that superseded it has it. Raises ``KafkaException``."""
+    last = _last_ownership(url, topic, writer)
+    if last is None:
+        return WriterOwnership(query_id, ())
+    if last.query_id == query_id:
+        return last
+    if query_id in last.superseded:
+        return None
+    return WriterOwnership(query_id, (last.query_id, *last.superseded)[:_MOST_SUPERSEDED])
+
+
+def has_written(url: KafkaUrl, topic: str, writer: str, query_id: str) -> bool | None:
+    """Whether the topic has a heartbeat of a query under a name, or of one that superseded it there.
+
+    None if that is not known: the topic may not be read, the writer was retired, or its last heartbeat is too far
+    from the end. Raises ``KafkaException``.
+    """
+    last = _last_heartbeat(url, topic, writer)
+    if last.heartbeat is None:
+        return False if last.searched_all else None
+    claimed = _ownership_of(last.heartbeat)
+    return None if claimed is None else query_id in (claimed.query_id, *claimed.superseded)
+
+
+def has_completed(url: KafkaUrl, topic: str, writer: str) -> bool:
+    """Whether the last heartbeat of a writer that the topic has says that it has completed.
+
+    Raises ``KafkaException``.
+    """
+    last = _last_heartbeat(url, topic, writer).heartbeat
+    return last is not None and COMPLETED_HEADER in dict(last.headers() or ())
+
+
+def known_writers(url: KafkaUrl, topic: str, *, most_offsets: int | None = _SEARCH_DEPTHS[-1]) -> set[str] | None:
+    """The writers that are not retired; None if the topic may not be read, or is longer than ``most_offsets``.
+
+    Raises ``KafkaException``.
+    """
+    try:
+        with _consumer(url) as consumer:
+            beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
+            if most_offsets is not None and end - beginning > most_offsets:
+                return None
+            found = _last_heartbeats(consumer, TopicPartition(topic, 0, beginning))
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise
+        return None
+    return {writer for writer, heartbeat in found.items() if heartbeat.value() is not None}
+
+
+def last_heartbeat(url: KafkaUrl, topic: str, writer: str) -> Heartbeat | None:
+    """A writer's newest heartbeat, however far from the end; None if there is none or the writer was retired.
+
+    Raises ``KafkaException``.
+    """
+    found = _search(url, topic, writer, (*_SEARCH_DEPTHS, _EVERYTHING)).heartbeat
+    value = None if found is None else found.value()
+    return None if value is None else Heartbeat.parse(value)
+
+
+class _LastHeartbeat(NamedTuple):
+    heartbeat: Message | None
+    searched_all: bool
+    """Whether it was looked for from the topic's beginning on."""
+
+
+def _last_ownership(url: KafkaUrl, topic: str, writer: str) -> WriterOwnership | None:
+    """The claim in the writer's last heartbeat, None if there is none near the end or the writer was retired."""
+    last = _last_heartbeat(url, topic, writer).heartbeat
+    return None if last is None else _ownership_of(last)
+
+
+def _last_heartbeat(url: KafkaUrl, topic: str, writer: str) -> _LastHeartbeat:
+    """The writer's last heartbeat near the end of the topic, if it may be read."""
+    try:
+        return _search(url, topic, writer, _SEARCH_DEPTHS)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise
+        log.warning(
+            "no permission to read the topic %r, so it is not known whether another query took over as %r",
+            topic,
+            writer,
+        )
+        return _LastHeartbeat(None, searched_all=False)
+
+
+def _search(url: KafkaUrl, topic: str, writer: str, depths: tuple[int, ...]) -> _LastHeartbeat:
+    """The writer's last heartbeat within so many offsets from the end, tried in turn."""
+    with _consumer(url) as consumer:
+        beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
+        for offsets in depths:
+            start = max(beginning, end - offsets)
+            found = _last_heartbeats(consumer, TopicPartition(topic, 0, start)).get(writer)
+            if found is not None or start == beginning:
+                return _LastHeartbeat(found, start == beginning)
+    return _LastHeartbeat(None, searched_all=False)
+
+
+@contextlib.contextmanager
+def _consumer(url: KafkaUrl) -> Iterator[Consumer]:
+    """One that reads heartbeats: each is in all partitions, so reading the first is enough."""
+    consumer = Consumer(
+        url.librdkafka(
+            group_id="forebay-claims",
+            enable_auto_commit=False,
+            isolation_level="read_committed",
+            enable_partition_eof=True,
+        ),
+        logger=CLIENT_LOG,
+    )
+    try:
+        yield consumer
+    finally:
+        close(consumer)
+
+
+def _watermarks(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
+    """The first offset and the end; a topic just created may not have a leader yet. Raises ``KafkaException``."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            beginning, end = consumer.get_watermark_offsets(partition, _TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() not in ELECTING or time.monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_S)
+        else:
+            return beginning, end
+
+
+def _last_heartbeats(consumer: Consumer, start: TopicPartition) -> dict[str, Message]:
+    """Each writer's last one from an offset on; raises ``KafkaException`` if nothing arrives for a while."""
+    found: dict[str, Message] = {}
+    consumer.assign([start])
+    progressed_s = time.monotonic()
+    while time.monotonic() - progressed_s < _TIMEOUT_S:
+        for message in consumer.consume(_MESSAGES, 0.1):
+            error = message.error()
+            if error is None:
+                progressed_s = time.monotonic()
+                writer = writer_of(message.key())
+                if writer is not None:
+                    found[writer] = message
+            elif error.code() == KafkaError._PARTITION_EOF:
+                return found
+            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+                # The group is only nominal: no right to it is needed.
+                raise KafkaException(error)
+    raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+
+def _ownership_of(heartbeat: Message) -> WriterOwnership | None:
+    superseded = dict(heartbeat.headers() or ()).get(SUPERSEDED_HEADER) or b"[]"
+    try:
+        return WriterOwnership(Heartbeat.parse(heartbeat.value() or b"").query_id, tuple(json.loads(superseded)))
+    except (ValueError, TypeError):
+        # The writer was retired, or it is not one of our heartbeats.
+        return None

@@ -1,0 +1,178 @@
+"""``forebay changelog tail`` and ``stat``: show what is in the logs of a topology's stores."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import RenderableType
+from rich.table import Table
+
+from forebay.cli import worker_settings
+from forebay.clock import epoch_ms
+from forebay.durations import duration, time_text
+from forebay.errors import SettingError, TopicRefused
+from forebay.output import Output, json_output, quantity
+from forebay.progress_bar import progress
+from forebay.store_spec import StoreSpec
+from forebay.task_ids import TopicPartition
+from forebay_changelog import Changelog, Consumer, Record, Wake
+from forebay_changelog.command import changelog, open_logs, store_spec
+from forebay_changelog.log_reader import batches_to_end, last_records, raise_lasting
+from forebay_changelog.log_statistics import LogStatistics
+from forebay_changelog.record_documents import record_document, record_json, record_line
+
+_RECORDS_PER_POLL = 1_000
+_WAIT_S = 0.5
+_LAST = 10
+_PARTITION = click.option(
+    "--partition", type=click.IntRange(min=0), help="This partition only. [default: all of them]"
+)
+
+
+@changelog.command("tail")
+@worker_settings("topology", "changelog")
+@click.argument("store")
+@_PARTITION
+@click.option("--from-beginning", is_flag=True, help="Print every record that the log still has.")
+@click.option(
+    "--last",
+    type=click.IntRange(min=0),
+    help=f"Print so many records of each partition, heartbeats included. [default: {_LAST}]",
+)
+@click.option("--follow", is_flag=True, help="Go on with each new record, until Ctrl-C.")
+@json_output
+def tail(
+    topology: Path,
+    changelog: str,
+    store: str,
+    partition: int | None,
+    from_beginning: bool,
+    last: int | None,
+    follow: bool,
+    output: Output,
+) -> None:
+    """Print the records of STORE's log, partition by partition: keys and values by the store's codecs."""
+    if from_beginning and last is not None:
+        raise SettingError("--from-beginning prints all records; leave out either it or --last.")
+    opened, loaded = open_logs(topology, changelog)
+    spec = store_spec(loaded, store)
+    topic_partitions = _topic_partitions(opened, spec, partition)
+    with _consumer(opened) as consumer:
+        positions = {}
+        for tp in topic_partitions:
+            if from_beginning:
+                positions[tp] = _all_of(consumer, tp, spec, output)
+            else:
+                positions[tp] = _last_of(opened, consumer, tp, _LAST if last is None else last, spec, output)
+        if follow:
+            with contextlib.suppress(KeyboardInterrupt):
+                _follow(consumer, positions, spec, output)
+
+
+def _all_of(consumer: Consumer, tp: TopicPartition, spec: StoreSpec, output: Output) -> int:
+    position = 0
+    for batch in batches_to_end(consumer, tp):
+        _print(batch.records, tp, spec, output)
+        position = batch.position
+    return position
+
+
+def _last_of(
+    opened: Changelog, consumer: Consumer, tp: TopicPartition, count: int, spec: StoreSpec, output: Output
+) -> int:
+    end = opened.end_offsets([tp]).get(tp, 0)
+    records, position = last_records(consumer, tp, count, end)
+    _print(records, tp, spec, output)
+    return position
+
+
+def _follow(consumer: Consumer, positions: dict[TopicPartition, int], spec: StoreSpec, output: Output) -> None:
+    never_set = Wake()
+    for tp, position in positions.items():
+        consumer.assign(tp, position)
+    while True:
+        for batch in consumer.poll(_RECORDS_PER_POLL):
+            _print(batch.records, batch.topic_partition, spec, output)
+        raise_lasting(consumer)
+        consumer.wait(never_set, _WAIT_S)
+
+
+def _print(records: Sequence[Record], tp: TopicPartition, spec: StoreSpec, output: Output) -> None:
+    for record in records:
+        document = record_document(spec, tp.partition, record)
+        output.show_line(record_json(document), record_line(document))
+
+
+@changelog.command("stat")
+@worker_settings("topology", "changelog")
+@click.argument("stores", nargs=-1)
+@_PARTITION
+@json_output
+def stat(topology: Path, changelog: str, stores: Sequence[str], partition: int | None, output: Output) -> None:
+    """Read the logs of STORES, or of all, and show each partition's offsets, records and writers."""
+    opened, loaded = open_logs(topology, changelog)
+    specs = [store_spec(loaded, store) for store in stores] or list(loaded.stores.values())
+    logs = [_log_document(opened, spec, partition) for spec in specs]
+    output.show({"logs": logs}, *_tables(logs))
+
+
+def _log_document(opened: Changelog, spec: StoreSpec, partition: int | None) -> dict[str, Any]:
+    found = []
+    topic_partitions = _topic_partitions(opened, spec, partition)
+    offsets = sum(opened.end_offsets(topic_partitions).values())
+    with _consumer(opened, replay=True) as consumer, progress(f"reading {spec.name}", offsets) as advance:
+        for tp in topic_partitions:
+            statistics, position = LogStatistics(tp.partition), 0
+            for batch in batches_to_end(consumer, tp):
+                statistics.add(batch)
+                advance(batch.position - position)
+                position = batch.position
+            found.append(statistics.document(epoch_ms()))
+    identity = opened.identity(spec.topic)
+    return {"store": spec.name, "topic": spec.topic, "identity": identity, "partitions": found}
+
+
+def _tables(logs: list[dict[str, Any]]) -> Iterator[RenderableType]:
+    for log in logs:
+        table = Table(title=f"{log['store']}: {log['topic']}, {log['identity']}", title_justify="left")
+        for column in ("partition", "beginning", "end offset", "records", "tombstones", "heartbeats"):
+            table.add_column(column, justify="right")
+        table.add_column("last record")
+        table.add_column("writers, and how old what they state is", overflow="fold")
+        for part in log["partitions"]:
+            numbers = ("partition", "beginning", "end_offset", "records", "tombstones", "heartbeats")
+            when = part["last_timestamp_ms"]
+            writers = ", ".join(f"{one['writer']} {_age(one)}" for one in part["writers"])
+            table.add_row(
+                *(f"{part[name]:,}" for name in numbers), "" if when is None else time_text(when), writers
+            )
+        yield table
+
+
+def _age(writer: dict[str, Any]) -> str:
+    return "?" if writer["age_ms"] is None else duration(writer["age_ms"])
+
+
+def _topic_partitions(opened: Changelog, spec: StoreSpec, partition: int | None) -> list[TopicPartition]:
+    """Those asked for; raises ``SettingError`` and ``ChangelogError``."""
+    if partition is not None and partition >= spec.partitions:
+        partitions = quantity(spec.partitions, "partition")
+        raise SettingError(f"The store {spec.name!r} has {partitions}, from 0; there is no {partition}.")
+    # A topic that workers refuse, as it may lose records, can still be read.
+    with contextlib.suppress(TopicRefused):
+        opened.ensure(spec, create=False)
+    wanted = range(spec.partitions) if partition is None else [partition]
+    return [TopicPartition(spec.topic, number) for number in wanted]
+
+
+@contextlib.contextmanager
+def _consumer(opened: Changelog, *, replay: bool = False) -> Iterator[Consumer]:
+    consumer = opened.consumer(replay=replay)
+    try:
+        yield consumer
+    finally:
+        consumer.close()

@@ -1,0 +1,440 @@
+"""Reads partitions of the SQLite changelog, each when the kernel reports a write to it."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from forebay.clock import boot_ms
+from forebay.file_access import denial
+from forebay.file_events import FileEvents
+from forebay.lag import EndOffset
+from forebay.log_epochs import EpochStart, OffsetAndEpoch
+from forebay.store_spec import StoreSpec
+from forebay.task_ids import TopicPartition
+from forebay_changelog.base import Batch, ReadFailure
+from forebay_changelog.eventfd import Wake
+from forebay_changelog.sqlite import log_file
+from forebay_changelog.sqlite.checksums import Checked, Row, check, without_holes
+from forebay_changelog.sqlite.log_file import LogState
+
+log = logging.getLogger(__name__)
+
+_FAILURES: tuple[type[Exception], ...] = (*log_file.UNREADABLE, OSError, log_file.WriteRefused)
+_NO_MORE_WATCHES = frozenset({errno.ENOSPC, errno.ENOMEM})
+_MOST_BYTES_AT_ONCE = 8 << 20
+"""Limit for the values that one poll of a partition returns, not counting the last few."""
+_SIZED_AT_ONCE = 32
+_CHECK_EACH_EVERY_MS = 5_000.0
+_NEXT_EVENTS_MS = 60_000.0
+_RETRY_MS = 1_000.0
+_LEAST_PAUSE_MS = 1.0
+_PAUSE_BY_CHECK = 10
+"""Pause until the next poll of logs that are being written to, as a multiple of the time a poll takes."""
+_IF_GONE = (
+    "What was applied is served, with growing lag. Put it back; if it is lost, the next start of a worker or a "
+    "sink creates it, empty, and workers are rebuilt from that: fill the store again."
+)
+_IF_DAMAGED = (
+    "Nothing from there on is applied. Restore the changelog from a backup, or run 'forebay changelog reset' and "
+    "fill the store again."
+)
+_UNREPORTED = (
+    "The kernel did not report a write to a log in this directory. Its logs are looked at instead, so what is new "
+    "in them is seen some milliseconds later. Keep the changelog on a local file system that is mounted once."
+)
+_CACHE_KIB_PER_PARTITION = 64
+"""Cache per log; SQLite's default of 2 MB, times thousands of partitions, would not be a bound."""
+
+
+@dataclass
+class _Assigned:
+    path: str
+    connection: sqlite3.Connection
+    cursor: sqlite3.Cursor
+    """The one cursor for all reads: the connection keeps a reference to every cursor made from it."""
+    inode: int
+    wal_inode: int | None
+    data_version: int = -1
+    end: int = 0
+    beginning: int = 0
+    tombstone_floor: int = 0
+    identity: str = ""
+
+
+class SqliteConsumer:
+    """Reads partitions, each over a connection of its own, once they were written to.
+
+    The kernel reports that at once. A look at each log finds what is not reported, and says up to when there was
+    nothing new. For a ``replay`` every partition is polled each time.
+    """
+
+    def __init__(self, path: Callable[[TopicPartition], str], *, replay: bool = False) -> None:
+        self._path = path
+        self._replay = replay
+        self._positions: dict[TopicPartition, int] = {}
+        self._proofs: dict[TopicPartition, OffsetAndEpoch | None] = {}
+        self._assigned: dict[TopicPartition, _Assigned] = {}
+        self._failing: dict[TopicPartition, ReadFailure] = {}
+        self._retry_boot_ms: dict[TopicPartition, float] = {}
+        """When those whose failure lasts are polled again, if nothing is written to them before."""
+        self._unread: set[TopicPartition] = set()
+        """Those that may contain more than was read."""
+        self._unsettled: set[TopicPartition] = set()
+        """Those that were read while a write was about to be committed: the kernel may have reported it
+        already."""
+        self._check_took_ms = 0.0
+        self._events: FileEvents | None = None
+        self._events_due_boot_ms = float("inf") if replay else 0.0
+        """When to ask the kernel for reports, if it gives none; a replay does without."""
+        self._warned = False
+        self._unreported: set[str] = set()
+        """Directories in which a write was found that the kernel did not report."""
+        self._files: dict[str, TopicPartition] = {}
+        self._rechecked_boot_ms = boot_ms()
+        self._to_recheck: list[TopicPartition] = []
+
+    def assign(self, topic_partition: TopicPartition, position: int, proof: OffsetAndEpoch | None = None) -> None:
+        """Read a partition from this position on; see ``Consumer``."""
+        self.unassign(topic_partition)
+        self._positions[topic_partition], self._proofs[topic_partition] = position, proof
+        self._unread.add(topic_partition)
+        path = self._path(topic_partition)
+        self._files |= {path: topic_partition, f"{path}-wal": topic_partition}
+
+    def unassign(self, topic_partition: TopicPartition) -> None:
+        """Stop reading a partition."""
+        if self._positions.pop(topic_partition, None) is None:
+            return
+        del self._proofs[topic_partition]
+        self._fail(topic_partition, None)
+        self._unread.discard(topic_partition)
+        self._unsettled.discard(topic_partition)
+        path = self._path(topic_partition)
+        del self._files[path], self._files[f"{path}-wal"]
+        self._disconnect(topic_partition)
+
+    def wait(self, wake: Wake, timeout_s: float) -> None:
+        """Return once a write was reported, when ``wake`` is set, or after the time-out."""
+        if self._unsettled:
+            # A long transaction makes the kernel report writes all the time.
+            pause_ms = max(_PAUSE_BY_CHECK * self._check_took_ms, _LEAST_PAUSE_MS)
+            wake.wait(min(timeout_s, pause_ms / 1000))
+        elif self._replay or self._unread <= self._failing.keys():
+            wake.wait(timeout_s, *([] if self._events is None else [self._events.fileno()]))
+
+    def close(self) -> None:
+        """Close every connection."""
+        for topic_partition in list(self._positions):
+            self.unassign(topic_partition)
+        if self._events is not None:
+            self._events.close()
+
+    def poll(self, max_records: int) -> Iterator[Batch]:
+        """What is new in each partition; those that cannot be read are left out."""
+        begun_boot_ms = boot_ms()
+        self._take_events()
+        # One by one: so many new objects at once would trigger a full garbage collection, which holds everything
+        # up for a tenth of a second with a thousand partitions.
+        for tp in [tp for tp in self._positions if tp in self._unread or tp in self._unsettled]:
+            if tp not in self._positions or self._retry_boot_ms.get(tp, 0.0) > begun_boot_ms:
+                continue
+            self._unread.discard(tp)
+            self._unsettled.discard(tp)
+            try:
+                source = self._source(tp)
+                if not self._replay and log_file.is_written_to(source.cursor):
+                    self._unsettled.add(tp)
+                batch, failure = self._read(tp, source, max_records)
+            except _FAILURES as error:
+                self._disconnect(tp)
+                self._unread.add(tp)
+                self._fail(tp, _failure(self._path(tp), error))
+            else:
+                self._fail(tp, failure)
+                if batch.position < batch.end.offset:
+                    self._unread.add(tp)
+                yield batch
+        self._check_took_ms = boot_ms() - begun_boot_ms
+
+    def _fail(self, tp: TopicPartition, failure: ReadFailure | None) -> None:
+        if failure is None:
+            self._failing.pop(tp, None)
+            self._retry_boot_ms.pop(tp, None)
+        else:
+            self._failing[tp] = failure
+            if failure.lasting:
+                self._retry_boot_ms[tp] = boot_ms() + _RETRY_MS
+
+    def failures(self) -> dict[TopicPartition, ReadFailure]:
+        """Why partitions could not be read when they were polled last."""
+        return dict(self._failing)
+
+    def current(self) -> tuple[float, list[TopicPartition]]:
+        """A time, and the partitions to which nothing was written between their last poll and then.
+
+        Each is looked at, after that time: silence of the kernel proves nothing.
+        """
+        sent_boot_ms = boot_ms()
+        self._take_events()
+        quiet = [tp for tp in self._positions if tp not in self._unread and tp not in self._unsettled]
+        written = {tp for tp in quiet if not self._is_unchanged(tp)}
+        if written:
+            self._on_written(written)
+        return sent_boot_ms, [tp for tp in quiet if tp not in written]
+
+    def notices(self, specs: Mapping[str, StoreSpec]) -> dict[TopicPartition, dict[str, str]]:
+        """Logs of which the kernel does not report all writes; see ``Consumer``."""
+        found = {"writes-unreported": _UNREPORTED} if self._unreported else {}
+        return {tp: found for tp in self._not_reported() if self._events is not None}
+
+    def _is_unchanged(self, tp: TopicPartition) -> bool:
+        source = self._assigned.get(tp)
+        try:
+            return source is not None and _data_version(source) == source.data_version
+        except sqlite3.Error:
+            # A poll says why.
+            return False
+
+    def _on_written(self, partitions: set[TopicPartition]) -> None:
+        """Read partitions that were found to be written to, and distrust the kernel where it did not say so."""
+        self._unread |= partitions
+        if self._events is None:
+            return
+        reported = self._events.changed()
+        if reported is None:
+            self._unread.update(self._positions)
+            return
+        self._unread.update(self._files[path] for path in reported & self._files.keys())
+        silent = partitions - {self._files.get(path) for path in reported}
+        for directory in {os.path.dirname(self._path(tp)) for tp in silent} - self._unreported:
+            self._unreported.add(directory)
+            log.warning("%s: %s", directory, _UNREPORTED)
+
+    def _take_events(self) -> None:
+        changed = set[str]() if self._events is None else self._events.changed()
+        if self._events is None and boot_ms() >= self._events_due_boot_ms:
+            self._begin_events()
+        if changed is None or self._replay:
+            self._unread.update(self._positions)
+            self._retry_boot_ms.clear()
+        else:
+            for path in changed & self._files.keys():
+                self._unread.add(self._files[path])
+                self._retry_boot_ms.pop(self._files[path], None)
+            self._unread.update(tp for tp in self._not_reported() if not self._is_unchanged(tp))
+            self._recheck()
+
+    def _not_reported(self) -> list[TopicPartition]:
+        """Those whose writes the kernel does not report."""
+        if self._events is None:
+            return list(self._positions)
+        if not self._unreported:
+            # Else each poll would make up the paths of all.
+            return []
+        return [tp for tp in self._positions if os.path.dirname(self._path(tp)) in self._unreported]
+
+    def _recheck(self) -> None:
+        """Poll each now and then regardless: nothing reports that the whole changelog was replaced."""
+        now = boot_ms()
+        due = int(len(self._positions) * (now - self._rechecked_boot_ms) / _CHECK_EACH_EVERY_MS)
+        if due:
+            self._rechecked_boot_ms = now
+            self._to_recheck = self._to_recheck or list(self._positions)
+            self._unread.update(tp for tp in self._to_recheck[:due] if tp in self._positions)
+            del self._to_recheck[:due]
+
+    def _read(self, tp: TopicPartition, source: _Assigned, max_records: int) -> tuple[Batch, ReadFailure | None]:
+        """What is new, and why there is no more of it if the next record is damaged."""
+        sent = boot_ms()
+        cursor = source.cursor
+        data_version = _data_version(source)
+        checked, is_cut, failure = Checked([], 0, None), False, None
+        position, proof = self._positions[tp], self._proofs[tp]
+        epochs, truncated = [], False
+        if data_version != source.data_version or position < source.end:
+            # One read transaction, so that records and end are consistent.
+            cursor.execute("BEGIN")
+            try:
+                state = log_file.read_state(cursor, source.path)
+                truncated = proof is not None and not (state.has_epochs and log_file.is_proven(cursor, proof))
+                first = cursor.execute("SELECT min(offset) FROM log").fetchone()[0]
+                cursor.execute(
+                    f"SELECT {state.columns} FROM log WHERE offset >= ? ORDER BY offset LIMIT ?",
+                    (position, max_records),
+                )
+                rows, is_cut = _within_bounds(cursor, max_records)
+                checked = without_holes(
+                    check(rows, state.checked_from),
+                    max(position, state.removed_to),
+                    state.next_offset,
+                    are_all=not is_cut,
+                )
+                if not rows or rows[0][0] != position:
+                    checked = _stepped_over(cursor, state, position) or checked
+                if checked.records and state.has_epochs:
+                    epochs = log_file.read_epochs(cursor, checked.records[0][0], checked.records[-1][0])
+            finally:
+                cursor.execute("COMMIT")
+            if checked.damaged_offset is not None:
+                is_cut = True
+                failure = _damaged(tp, source.path, checked.damaged_offset)
+            source.identity, source.end, source.tombstone_floor = state[:3]
+            source.beginning = source.end if first is None else first
+            source.data_version = data_version
+        # Records after others than those that were read before belong to another history.
+        records = [] if truncated else checked.records
+        after = max(position, source.end)
+        if is_cut or truncated:
+            after = records[-1][0] + 1 if records else position
+        self._positions[tp] = after
+        batch = Batch(
+            tp,
+            records,
+            after,
+            after - position != len(records),
+            EndOffset(source.end, sent),
+            source.beginning,
+            source.tombstone_floor,
+            source.identity,
+            truncated=truncated,
+            unchecked=checked.unchecked,
+            epochs=tuple(EpochStart(*start) for start in epochs),
+        )
+        self._proofs[tp] = batch.proof(proof)
+        return batch, failure
+
+    def _source(self, tp: TopicPartition) -> _Assigned:
+        source = self._assigned.get(tp)
+        path = self._path(tp) if source is None else source.path
+        # Only writes from now on are reported, so it must be watched before it is read.
+        self._watch(os.path.dirname(path))
+        # A log that was deleted and recreated is a new file under the same name.
+        if source is not None and os.stat(source.path).st_ino != source.inode:
+            self._disconnect(tp)
+            source = None
+        # While a connection is open, SQLite neither removes this file nor makes another.
+        if source is not None and _wal_inode(source.path) != source.wal_inode:
+            log.error(
+                "%s: %s-wal is not the file that it was when the log was opened. It was removed or replaced while "
+                "in use, so what was written last may be lost. Leave the files of a log to SQLite, and back it up "
+                "as docs/backup.md says.",
+                tp,
+                source.path,
+            )
+            self._disconnect(tp)
+            source = None
+        if source is None:
+            inode = os.stat(path).st_ino
+            connection = log_file.connect(path)
+            source = self._assigned[tp] = _Assigned(path, connection, connection.cursor(), inode, None)
+            connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB_PER_PARTITION}")
+            # Reading it makes the file where there is none yet.
+            log_file.check_format(connection, path)
+            source.wal_inode = _wal_inode(path)
+        return source
+
+    def _watch(self, directory: str) -> None:
+        if self._events is not None:
+            try:
+                self._events.watch(directory)
+                self._warned = False
+            except OSError as error:
+                if error.errno not in _NO_MORE_WATCHES:
+                    raise
+                self._end_events(error)
+
+    def _begin_events(self) -> None:
+        try:
+            self._events = FileEvents()
+        except OSError as error:
+            self._end_events(error)
+        else:
+            # A log is watched once it is read.
+            self._unread.update(self._positions)
+
+    def _end_events(self, error: OSError) -> None:
+        self._events_due_boot_ms = boot_ms() + _NEXT_EVENTS_MS
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "The kernel does not report which logs are written to (%s), so all are looked at repeatedly, and "
+                "what is new in them is seen some milliseconds later. Raise fs.inotify.max_user_instances or "
+                "max_user_watches; that is noticed within a minute.",
+                error.strerror,
+            )
+
+    def _disconnect(self, tp: TopicPartition) -> None:
+        source = self._assigned.pop(tp, None)
+        if source is not None:
+            source.connection.close()
+
+
+def _data_version(source: _Assigned) -> int:
+    """A number that changes with each commit of another connection."""
+    return int(source.cursor.execute("PRAGMA data_version").fetchone()[0])
+
+
+def _stepped_over(cursor: sqlite3.Cursor, state: LogState, position: int) -> Checked | None:
+    """Nothing but the damage, if the record before those from a position on is one that belongs after it.
+
+    Offsets are in the file's order. One that the disk has changed misleads the search for the next records past
+    it, to where compaction might have removed those between.
+    """
+    cursor.execute(f"SELECT {state.columns} FROM log WHERE offset < ? ORDER BY offset DESC LIMIT 1", (position,))
+    before = check(cursor.fetchall(), state.checked_from)
+    if before.damaged_offset is None and all(record[0] < position for record in before.records):
+        return None
+    return Checked([], 0, position)
+
+
+def _failure(path: str, error: Exception) -> ReadFailure:
+    if isinstance(error, log_file.WriteRefused):
+        return ReadFailure(str(error), lasting=True)
+    if not isinstance(error, sqlite3.Error | OSError):
+        return ReadFailure(f"The log {path} is damaged: {error}. {_IF_DAMAGED}", lasting=True)
+    denied = denial(path)
+    if denied is not None:
+        return ReadFailure(f"The log {path} cannot be read: {denied}.", lasting=True)
+    topic = os.path.dirname(path)
+    for directory in (os.path.dirname(topic), topic):
+        if not os.path.isdir(directory):
+            return ReadFailure(f"The log's directory {directory} is gone. {_IF_GONE}", lasting=False)
+    why = error.strerror if isinstance(error, OSError) else str(error)
+    remedy = "Is its disk full or away?" if os.path.exists(path) else _IF_GONE
+    return ReadFailure(f"The log {path} cannot be read: {why}. {remedy}", lasting=False)
+
+
+def _wal_inode(path: str) -> int | None:
+    """Which file a log's write-ahead log is now, None if there is none."""
+    try:
+        return os.stat(f"{path}-wal").st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _damaged(tp: TopicPartition, path: str, offset: int) -> ReadFailure:
+    return ReadFailure(
+        f"The record at offset {offset} of {tp.topic!r}, partition {tp.partition}, is damaged in {path}: it is "
+        f"missing, or does not match its checksum. {_IF_DAMAGED}",
+        lasting=True,
+    )
+
+
+def _within_bounds(cursor: sqlite3.Cursor, max_records: int) -> tuple[list[Row], bool]:
+    """The rows that one poll returns, and whether more may follow: large values are read a few at a time."""
+    rows: list[Row] = []
+    held_bytes = 0
+    while some := cursor.fetchmany(_SIZED_AT_ONCE):
+        rows += some
+        held_bytes += sum([len(row[2]) for row in some if row[2]])
+        if held_bytes > _MOST_BYTES_AT_ONCE:
+            return rows, True
+    return rows, len(rows) == max_records

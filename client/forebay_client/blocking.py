@@ -1,0 +1,350 @@
+"""The blocking client, generated from ``forebay_client.asynchronous`` by ``python -m client.generate``."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack, overload
+
+import httpx
+
+from forebay.errors import Problem
+from forebay.store_spec import StoreSpec
+from forebay.streams_metadata import StreamsMetadataState
+from forebay.wire.parameters import DEFAULT_LIMIT
+from forebay_client.client_arguments import ClientArguments
+from forebay_client.connections import Connections, Turn
+from forebay_client.description_plans import Descriptions
+from forebay_client.driver import Driver
+from forebay_client.exchange import server_urls
+from forebay_client.key_changes import C, Following
+from forebay_client.lists import Listing
+from forebay_client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
+from forebay_client.partitioned_exchange import exchange_of
+from forebay_client.positions import Positions
+from forebay_client.proxies import proxies_of
+from forebay_client.read_plans import ChangesRequest, ClientReads, ListRequest
+from forebay_client.results import Answer, Change, Entry, ReplicaLag, SessionWindow, Version, Window
+from forebay_client.store_changes import StoreChange, StoreChangesRequest
+from forebay_client.together import AT_ONCE
+from forebay_client.unix_sockets import socket_paths
+
+T = TypeVar("T")
+
+
+class Items(Listing[T], Iterator[T]):
+    """The items of a list; ``next`` raises ``forebay.errors.Problem`` if a page is refused."""
+
+    def __init__(
+        self, driver: Driver, reads: ClientReads, wanted: ListRequest[T], limit: int | None, page_size: int
+    ) -> None:
+        super().__init__(reads, wanted, limit, page_size)
+        self._driver = driver
+
+    def __next__(self) -> T:
+        while not self._in_hand:
+            if self._over:
+                raise StopIteration
+            self._driver.run(self._next_page())
+        return self._in_hand.popleft()
+
+
+class Changes(Following[C], Iterator[C]):
+    """The changes that are followed, without end; ``next`` waits for one."""
+
+    def __init__(self, driver: Driver, reads: ClientReads, wanted: ChangesRequest | StoreChangesRequest) -> None:
+        super().__init__(reads, wanted)
+        self._driver = driver
+        self._taking = Turn()
+        """Held while a change is waited for."""
+        driver.follow(self)
+
+    def on_fork(self) -> None:
+        """The stream in hand, and a thread that waits for a change, are the parent's."""
+        super().on_fork()
+        self._taking = Turn()
+
+    def __next__(self) -> C:
+        with self._taking:
+            change = self._driver.run(self._next_change())
+        if change is None:
+            raise StopIteration
+        return change
+
+    def close(self) -> None:
+        """Close the connection; there are no more changes, not even for a thread waiting for one."""
+        self._closed = True
+        opened = self._opened
+        if opened is not None:
+            self._driver.connections.interrupt(opened)
+        with self._taking:
+            self._driver.run(self._close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Reader:
+    """The reads, of a client or of a session.
+
+    Each takes ``ReadOptions`` and raises the ``forebay.errors.Problem`` that the server answers with, or
+    ``NoReplica`` if no server can be reached and ``DeadlineExceeded`` if the time is over. Beside problems, raises
+    ``AnswerMismatch`` if servers answer for another store or key, and ``ClientUnusable`` once it is closed.
+    """
+
+    def __init__(self, driver: Driver, reads: ClientReads) -> None:
+        self._driver = driver
+        self._reads = reads
+
+    def get(self, store: str, key: Any, *, as_of: Time | None = None, **options: Unpack[ReadOptions]) -> Answer:
+        """The value of a key, a JSON value; from a versioned store, as of a time.
+
+        Raises ``UnknownKey`` if there is none; its ``lag`` says how far behind that answer may be. If no replica
+        is within the bounds, raises ``LagExceedsTolerance`` with the best ``lag`` found.
+        """
+        return self._driver.run(self._reads.get(store, key, as_of, options))
+
+    def get_many(
+        self, store: str, keys: Sequence[Any], *, as_of: Time | None = None, **options: Unpack[ReadOptions]
+    ) -> list[Answer | Problem]:
+        """The answer or the problem of each key, in the order of the keys; any number of keys.
+
+        A key's problem is returned, not raised, and the key is not retried.
+        """
+        return self._driver.run(self._reads.get_many(store, keys, as_of, options))
+
+    def entries(
+        self,
+        store: str,
+        *,
+        start: Any = None,
+        end: Any = None,
+        prefix: str | bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        page_size: int = DEFAULT_LIMIT,
+        allow_partial: bool = False,
+        **options: Unpack[ReadOptions],
+    ) -> Items[Entry]:
+        """The entries of a key-value store whose keys are in ``[start, end)``, in stored order.
+
+        ``prefix`` selects keys whose bytes begin with it, such as the first letters of strings. ``limit`` is the
+        maximum number of entries in all, ``page_size`` the maximum per request.
+        """
+        wanted = ListRequest(Entry, store, ALL_KEYS, start, end, reverse, options, allow_partial, prefix)
+        return Items(self._driver, self._reads, wanted, limit, page_size)
+
+    def windows(
+        self,
+        store: str,
+        key: Any = ALL_KEYS,
+        *,
+        start: Time | None = None,
+        end: Time | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        page_size: int = DEFAULT_LIMIT,
+        allow_partial: bool = False,
+        **options: Unpack[ReadOptions],
+    ) -> Items[Window]:
+        """The windows, of a key or of all, that start in ``[start, end)``: by key, then by start.
+
+        ``limit`` is the maximum number of windows in all, ``page_size`` the maximum per request. Only a list over
+        all keys may be partial.
+        """
+        wanted = ListRequest(Window, store, key, start, end, reverse, options, allow_partial)
+        return Items(self._driver, self._reads, wanted, limit, page_size)
+
+    def sessions(
+        self,
+        store: str,
+        key: Any = ALL_KEYS,
+        *,
+        start: Time | None = None,
+        end: Time | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        page_size: int = DEFAULT_LIMIT,
+        allow_partial: bool = False,
+        **options: Unpack[ReadOptions],
+    ) -> Items[SessionWindow]:
+        """The session windows, of a key or of all, that overlap ``[start, end)``: by key, then by end.
+
+        ``limit``, ``page_size`` and ``allow_partial`` are as for ``windows``.
+        """
+        wanted = ListRequest(SessionWindow, store, key, start, end, reverse, options, allow_partial)
+        return Items(self._driver, self._reads, wanted, limit, page_size)
+
+    def versions(
+        self,
+        store: str,
+        key: Any,
+        *,
+        start: Time | None = None,
+        end: Time | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        page_size: int = DEFAULT_LIMIT,
+        **options: Unpack[ReadOptions],
+    ) -> Items[Version]:
+        """The versions of a key that became valid in ``[start, end)``, the oldest first.
+
+        ``limit`` and ``page_size`` are as for ``windows``.
+        """
+        wanted = ListRequest(Version, store, key, start, end, reverse, options)
+        return Items(self._driver, self._reads, wanted, limit, page_size)
+
+    @overload
+    def changes(
+        self, store: str, key: Any, *, lag_interval_ms: int | None = None, **options: Unpack[ReadOptions]
+    ) -> Changes[Change]: ...
+
+    @overload
+    def changes(
+        self,
+        store: str,
+        *,
+        keys: Sequence[Any] | None = None,
+        prefix: str | bytes | None = None,
+        start: Any = None,
+        end: Any = None,
+        lag_interval_ms: int | None = None,
+        **options: Unpack[ReadOptions],
+    ) -> Changes[StoreChange]: ...
+
+    def changes(
+        self,
+        store: str,
+        key: Any = ALL_KEYS,
+        *,
+        keys: Sequence[Any] | None = None,
+        prefix: str | bytes | None = None,
+        start: Any = None,
+        end: Any = None,
+        lag_interval_ms: int | None = None,
+        **options: Unpack[ReadOptions],
+    ) -> Changes[Any]:
+        """The current value of a key, then each new one; values in between may be skipped.
+
+        Yields an ``Answer``, or ``UnknownKey`` if there is no value, never older than the one before; with
+        ``lag_interval_ms`` also a ``ReplicaInfo`` at that interval between changes. Reconnects by itself: while no
+        replica can serve, yields the ``Problem`` that says why, every ``timeout_ms`` or so. Raises a ``Problem``
+        if the request is at fault, or if there is one instead of a stream to begin with.
+
+        Without a key, the same of these ``keys``, of a range as ``entries`` has it (of windows and sessions: of
+        times), or of the whole store: yields a ``Reset``, then ``Values`` and ``Absent``, and with
+        ``lag_interval_ms`` a ``StoreLag``. After another ``Reset``, forget what its partitions had.
+        """
+        if key is not ALL_KEYS:
+            if any(one is not None for one in (keys, prefix, start, end)):
+                raise TypeError("changes follows either a key, or keys, a prefix or a range.")
+            return Changes(self._driver, self._reads, ChangesRequest(store, key, lag_interval_ms, options))
+        wanted = StoreChangesRequest(store, keys, prefix, start, end, lag_interval_ms, options)
+        return Changes(self._driver, self._reads, wanted)
+
+
+class Client(Reader):
+    """Reads from a router or a worker, or from the first of several that can be reached.
+
+    ``partition_aware`` sends each read to a worker that holds its key, in a router's order. ``urls`` are then of
+    some workers, and the client learns of the others. It reaches them directly, whatever proxy there is, with the
+    scheme of the first URL. With ``decimals``, numbers of values that have a fraction or an exponent are
+    ``decimal.Decimal``, exactly as answers have them, and floats otherwise.
+
+    ``timeout_ms`` applies to calls that give none; ``token`` is sent to every server. ``verify`` is that of
+    ``httpx``: an ``ssl.SSLContext`` with the authorities and client certificates for ``https`` URLs (a
+    ``transport`` has its own). Threads may share a client. So may forked processes, unless it has a ``transport``:
+    each process has connections of its own. A client is pickled as its arguments, and connects where it is
+    unpickled; with a ``transport`` or an ``ssl.SSLContext``, that raises ``ClientUnusable``. Raises ``ValueError``
+    for an invalid HTTP URL, proxy or token.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+        token: str | None = None,
+        verify: ssl.SSLContext | bool = True,
+        transport: httpx.BaseTransport | None = None,
+        partition_aware: bool = False,
+        decimals: bool = False,
+    ) -> None:
+        servers = server_urls(urls)
+        proxies = {} if transport is not None or partition_aware else proxies_of(servers)
+        exchange = exchange_of(urls, timeout_ms, proxies, AT_ONCE if partition_aware else None, decimals)
+        reads = ClientReads(exchange)
+        self._descriptions = Descriptions(exchange)
+        connections = Connections(token, verify, transport, proxies, socket_paths(servers))
+        super().__init__(Driver(connections), reads)
+        self._arguments = ClientArguments(urls, timeout_ms, token, verify, transport, partition_aware, decimals)
+
+    def __reduce__(self) -> tuple[partial[Client], tuple[()]]:
+        """A client is pickled as its arguments, the token among them, and connects where it is unpickled."""
+        return self._arguments.maker(type(self)), ()
+
+    def session(self) -> Session:
+        """A session: its reads never go back in time. It ends when the client is closed."""
+        return Session(self._driver, self._reads)
+
+    def stores(self, *, timeout_ms: int | None = None) -> dict[str, StoreSpec]:
+        """Every store by name: kind, codecs, partitions."""
+        return self._driver.run(self._descriptions.stores(timeout_ms))
+
+    def metadata(self, *, timeout_ms: int | None = None) -> StreamsMetadataState:
+        """Which worker holds what as of now, with the look-ups of KIP-535, which make no further request.
+
+        A worker's or router's own lags are those of ``lags``; there are no local ones. Raises ``NotReady`` from a
+        look-up before the first assignment.
+        """
+        return self._driver.run(self._descriptions.metadata(timeout_ms))
+
+    def lags(self, store: str | None = None, *, timeout_ms: int | None = None) -> list[ReplicaLag]:
+        """Every replica that the server knows, or those of a store, and how far behind each is.
+
+        Raises ``UnknownStore``. A worker knows its own replicas only.
+        """
+        return self._driver.run(self._descriptions.lags(store, timeout_ms))
+
+    def close(self) -> None:
+        """Close the connections; there are no more changes of the keys that are followed."""
+        self._driver.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Session(Reader):
+    """Reads that never go back in time: each sees at least what those before it saw, from whichever replica.
+
+    A read raises ``PositionNotReached`` if no replica is that far: give it ``wait_ms`` to wait. After a log was
+    replaced, reads raise ``PositionOfAnotherLog``: continue with a new session.
+    """
+
+    def __init__(self, driver: Driver, reads: ClientReads) -> None:
+        self._positions = Positions()
+        super().__init__(driver, reads.in_session(self._positions))
+
+    def position(self, store: str) -> str | None:
+        """The position token of what was read from a store, None before the first read."""
+        return self._positions.get(store)
+
+    def read_after(self, store: str, token: str | None) -> None:
+        """Read at least up to a token, such as ``sink.position(store)``; None has no effect.
+
+        Raises ``BadParameter`` if it is not a position token.
+        """
+        if token is not None:
+            self._positions.add(store, token)

@@ -1,0 +1,387 @@
+"""The plans of all reads: which requests in which order, and how answers are interpreted. No I/O is done here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from forebay.codecs.keys import to_segment
+from forebay.errors import BadKey, PartitionerMissing, Problem, UnknownKey
+from forebay.position import later_position
+from forebay.store_kinds import STORE_KINDS, StoreKind
+from forebay.store_spec import StoreSpec
+from forebay.wire.answers import ReplicaInfo
+from forebay.wire.retryable_statuses import OF_THE_SERVER, TRANSIENT
+from forebay.wire.scans import posted_cursor
+from forebay_client.exchange import (
+    MALFORMED,
+    Exchange,
+    Opened,
+    Plan,
+    RefusalIn,
+    Request,
+    Server,
+    no_refusal,
+    not_of_a_read,
+    together,
+)
+from forebay_client.key_batches import (
+    BatchKey,
+    batch_request,
+    batches,
+    by_worker,
+    key_text,
+    refusal_of_all,
+    refusal_of_any,
+    refused_by_partition,
+    require_size,
+    results_in,
+)
+from forebay_client.options import ALL_KEYS, ReadOptions, Time, check, epoch_ms_of
+from forebay_client.partitioned_exchange import PartitionedExchange
+from forebay_client.positions import Positions
+from forebay_client.problems import problem_of
+from forebay_client.request_identity import Requested, spec_mismatch
+from forebay_client.results import ITEM_TYPES, Answer, Change, Page, answer_of, page_of
+from forebay_client.scattered_page import scattered_page
+from forebay_client.store_changes import Absent, StoreChange, StoreChangesRequest, Values
+from forebay_client.store_paths import store_path
+from forebay_client.target_partition import TargetPartition
+
+REWRITTEN = ("", ".", "..")
+"""Key segments that intermediaries rewrite."""
+_LONGEST_SEGMENT = 4_096
+"""Longer ones go in a body: proxies accept 8 kB of request head, and no server more than 64."""
+
+_KINDS: dict[type, StoreKind] = {ITEM_TYPES[name]: kind for name, kind in STORE_KINDS.items()}
+"""The kinds of stores, by what the items of their lists are."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ListRequest(Generic[T]):
+    """One list, for all its pages. ``start`` and ``end`` are keys for entries, else times."""
+
+    kind: type[T]
+    store: str
+    key: Any
+    start: Any
+    end: Any
+    reverse: bool
+    options: ReadOptions
+    allow_partial: bool = False
+    prefix: str | bytes | None = None
+
+    def __post_init__(self) -> None:
+        check(self.options)
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether every partition has a part of it."""
+        return self.key is ALL_KEYS and _KINDS[self.kind].lists_all_keys
+
+
+@dataclass(frozen=True)
+class ChangesRequest:
+    """One key to follow. Without ``lag_interval_ms`` its lag is not reported between changes."""
+
+    store: str
+    key: Any
+    lag_interval_ms: int | None
+    options: ReadOptions
+
+    def __post_init__(self) -> None:
+        check(self.options)
+
+    @property
+    def name(self) -> str:
+        """What is followed, for messages."""
+        return f"{self.key!r} of {self.store!r}"
+
+
+class ClientReads:
+    """Plans every read; in a session, each read asks for at least what the session has read, and is recorded
+    there."""
+
+    def __init__(
+        self,
+        exchange: Exchange | PartitionedExchange,
+        specs: dict[str, StoreSpec] | None = None,
+        positions: Positions | None = None,
+    ) -> None:
+        self._exchange = exchange
+        self._workers = exchange if isinstance(exchange, PartitionedExchange) else None
+        """The exchange, if it is partition-aware."""
+        self._specs = {} if specs is None else specs
+        self._positions = positions
+
+    def in_session(self, positions: Positions) -> ClientReads:
+        """The same, for a session."""
+        return ClientReads(self._exchange, self._specs, positions)
+
+    def get(self, store: str, key: Any, as_of: Time | None, options: ReadOptions) -> Plan[Answer]:
+        """One key; raises ``Problem``."""
+        check(options)
+        deadline_ms = _deadline(self._exchange, options)
+        spec = yield from self._spec(store, deadline_ms)
+        plain = spec.key_codec.from_json(key)
+        parameters = self._parameters(store, options, _partition(spec, plain), as_of=epoch_ms_of("as_of", as_of))
+        requested, target = Requested(store, key, spec.key_codec), self._target(spec, plain)
+        segment = to_segment(spec.key_codec, plain)
+        result: Answer | Problem
+        if segment in REWRITTEN or len(segment) > _LONGEST_SEGMENT:
+            only = BatchKey(0, key_text(key), requested)
+            request = batch_request(store, [only], parameters, target, patient=True)
+            document = yield from self._exchange.ask(request, deadline_ms, _refusal_of_the_only)
+            result = _the_only(document)
+        else:
+            path = f"{store_path(store)}/keys/{segment}"
+            request = Request(path, parameters, requested.mismatch, target=target)
+            try:
+                result = _understood(answer_of, (yield from self._exchange.ask(request, deadline_ms)))
+            except UnknownKey as miss:
+                result = miss
+        self.note(store, result)
+        if isinstance(result, Problem):
+            raise result
+        return result
+
+    def get_many(
+        self, store: str, keys: Sequence[Any], as_of: Time | None, options: ReadOptions
+    ) -> Plan[list[Answer | Problem]]:
+        """Several keys, in as many requests as needed; raises ``Problem`` if one is refused as a whole."""
+        check(options)
+        if isinstance(keys, str | bytes):
+            raise TypeError(f"get_many takes a list of keys, and {keys!r} is one.")
+        deadline_ms = _deadline(self._exchange, options)
+        spec = yield from self._spec(store, deadline_ms)
+        results: list[Any] = [None] * len(keys)
+        to_read: list[BatchKey] = []
+        for place, key in enumerate(keys):
+            try:
+                to_read.append(self._batch_key(spec, place, key))
+            except BadKey as problem:
+                problem.members.setdefault("key", key)
+                results[place] = problem
+
+        def read(batch: Sequence[BatchKey], refusal_in: RefusalIn) -> Plan[None]:
+            yield from self._read_batch(store, batch, results, as_of, options, deadline_ms, refusal_in)
+
+        at_once = 1 if self._workers is None else self._workers.at_once
+        refusal_in = no_refusal if self._workers is None else refusal_of_all
+        groups = yield from self._groups(to_read, options, deadline_ms)
+        yield from together([read(batch, refusal_in) for group in groups for batch in batches(group)], at_once)
+        refused = refused_by_partition(to_read, [results[key.place] for key in to_read])
+        yield from together(
+            [read(batch, refusal_of_any) for group in refused for batch in batches(group)], at_once
+        )
+        if not keys:
+            yield from read([], no_refusal)
+        return results
+
+    def _batch_key(self, spec: StoreSpec, place: int, key: Any) -> BatchKey:
+        """A key of a batch; raises ``BadKey``."""
+        target = self._target(spec, spec.key_codec.from_json(key))
+        return require_size(BatchKey(place, key_text(key), Requested(spec.name, key, spec.key_codec), target))
+
+    def _groups(
+        self, keys: list[BatchKey], options: ReadOptions, deadline_ms: float
+    ) -> Plan[list[list[BatchKey]]]:
+        """Keys that may go in one request."""
+        if self._workers is None:
+            return [keys]
+        yield from self._workers.refresh(deadline_ms)
+        return by_worker(keys, options)
+
+    def _read_batch(
+        self,
+        store: str,
+        batch: Sequence[BatchKey],
+        results: list[Any],
+        as_of: Time | None,
+        options: ReadOptions,
+        deadline_ms: float,
+        refusal_in: RefusalIn,
+    ) -> Plan[None]:
+        """Read the keys of one batch into their places among the results."""
+        parameters = self._parameters(store, options, None, as_of=epoch_ms_of("as_of", as_of))
+        target = batch[0].target if batch else None
+        request = batch_request(store, batch, parameters, target)
+        found: Sequence[Answer | Problem]
+        try:
+            document = yield from self._exchange.ask(request, deadline_ms, refusal_in)
+            found = _understood(results_in, document)
+        except Problem as problem:
+            if target is None or problem.status not in TRANSIENT:
+                raise
+            found = [problem_of({**problem.document(), "key": key.requested.key}) for key in batch]
+        for key, result in zip(batch, found, strict=True):
+            self.note(store, result)
+            results[key.place] = result
+
+    def open(
+        self, wanted: ChangesRequest | StoreChangesRequest, last_event_id: str | None
+    ) -> Plan[tuple[Opened, Server, Requested]]:
+        """A stream of changes, the server that it is from, and what it must be about; raises ``Problem``.
+
+        The last event's id is None before the first; an empty one means that earlier positions no longer apply.
+        """
+        store, options = wanted.store, wanted.options
+        deadline_ms = _deadline(self._exchange, options)
+        spec = yield from self._spec(store, deadline_ms)
+        interval, target = {"lag_interval_ms": wanted.lag_interval_ms}, None
+        if isinstance(wanted, StoreChangesRequest):
+            parameters = self._parameters(store, options, None, **interval, **wanted.parameters(spec))
+            path, requested = f"{store_path(store)}/changes", Requested(store)
+        else:
+            plain = spec.key_codec.from_json(wanted.key)
+            parameters = self._parameters(store, options, _partition(spec, plain), **interval)
+            if last_event_id == "":
+                parameters["min_position"] = None
+            path = f"{_key_path(spec, plain)}/changes"
+            requested, target = Requested(store, wanted.key, spec.key_codec), self._target(spec, plain)
+        request = Request(
+            path, parameters, requested.mismatch, streamed=True, last_event_id=last_event_id, target=target
+        )
+        opened, server = yield from self._exchange.open(request, deadline_ms)
+        return opened, server, requested
+
+    def turn_from(self, server: Server) -> None:
+        """Ask another server first from now on, unless it is another already."""
+        self._exchange.turn_from(server)
+
+    @property
+    def decimals(self) -> bool:
+        """Whether values have a ``Decimal`` where they would have a float."""
+        return self._exchange.decimals
+
+    @property
+    def several(self) -> bool:
+        """Whether there is another server to turn to."""
+        return self._exchange.several
+
+    @property
+    def statuses_elsewhere(self) -> frozenset[int]:
+        """What another server may not answer."""
+        return OF_THE_SERVER if self._workers is None else TRANSIENT
+
+    def page(self, wanted: ListRequest[T], cursor: str | None, limit: int) -> Plan[Page[T]]:
+        """One page of a list; raises ``Problem``."""
+        store, items = wanted.store, _KINDS[wanted.kind].items
+        deadline_ms = _deadline(self._exchange, wanted.options)
+        path, partition, requested, target = store_path(store), None, Requested(store), None
+        if wanted.key is not ALL_KEYS:
+            spec = yield from self._spec(store, deadline_ms)
+            plain = spec.key_codec.from_json(wanted.key)
+            partition = _partition(spec, plain)
+            path, target = _key_path(spec, plain), self._target(spec, plain)
+            requested = Requested(store, wanted.key, spec.key_codec)
+        start, end = yield from self._bounds(wanted, deadline_ms)
+        parameters = self._parameters(
+            store,
+            wanted.options,
+            partition,
+            **{"from": start, "to": end},
+            prefix=wanted.prefix,
+            reverse=wanted.reverse,
+            allow_partial=wanted.allow_partial,
+            limit=limit,
+            cursor=cursor,
+        )
+        if self._workers is not None and wanted.is_scattered:
+            spec = yield from self._spec(store, deadline_ms)
+            document = yield from scattered_page(self._workers, spec, path, items, parameters, deadline_ms)
+        else:
+            body = None if cursor is None else posted_cursor(cursor)
+            parameters["cursor"] = cursor if body is None else None
+            request = Request(f"{path}/{items}", parameters, requested.mismatch, body, target=target)
+            document = yield from self._exchange.ask(request, deadline_ms)
+        page = _understood(lambda document: page_of(document, items, wanted.kind), document)
+        if self._positions is not None:
+            for source in page.partitions:
+                self._positions.add(store, source.position)
+        return page
+
+    def _bounds(self, wanted: ListRequest[T], deadline_ms: float) -> Plan[tuple[bytes | int | None, ...]]:
+        bounds = {"from": wanted.start, "to": wanted.end}
+        if _KINDS[wanted.kind].lists_by_time:
+            return tuple(epoch_ms_of(name, time) for name, time in bounds.items())
+        codec = (yield from self._spec(wanted.store, deadline_ms)).key_codec
+        return tuple(None if key is None else codec.to_text(codec.from_json(key)) for key in bounds.values())
+
+    def _spec(self, store: str, deadline_ms: float) -> Plan[StoreSpec]:
+        spec = self._specs.get(store)
+        if spec is None:
+            request = Request(store_path(store), {}, partial(spec_mismatch, store), timed=False)
+            document = yield from self._exchange.ask(request, deadline_ms)
+            spec = self._specs[store] = _understood(StoreSpec.from_document, document)
+        return spec
+
+    def _target(self, spec: StoreSpec, plain: bytes) -> TargetPartition | None:
+        """The partition whose workers are asked for a key; None if any server is."""
+        return None if self._workers is None else self._workers.target(spec, plain)
+
+    def _parameters(
+        self, store: str, options: ReadOptions, partition: int | None, **others: Any
+    ) -> dict[str, Any]:
+        parameters: dict[str, Any] = {**options, **others}
+        if self._positions is not None:
+            seen = self._positions.get(store, partition)
+            parameters["min_position"] = later_position(seen, options.get("min_position"))
+        return parameters
+
+    def note(self, store: str, result: Change | StoreChange) -> None:
+        """Record what was read: a miss counts, a refusal does not."""
+        position = None
+        if isinstance(result, Answer | ReplicaInfo):
+            position = result.position
+        elif isinstance(result, Values | Absent):
+            position = result.source.position
+        elif isinstance(result, UnknownKey):
+            position = result.members.get("position")
+        if self._positions is not None and position is not None:
+            self._positions.add(store, position)
+
+
+def _deadline(exchange: Exchange | PartitionedExchange, options: ReadOptions) -> float:
+    return exchange.deadline(options.get("timeout_ms"), options.get("wait_ms", 0))
+
+
+def _key_path(spec: StoreSpec, plain: bytes) -> str:
+    """The path of a key; raises ``BadKey`` for one that no path can express."""
+    segment = to_segment(spec.key_codec, plain)
+    if not segment:
+        raise BadKey("No path can express an empty key; only get and get_many can ask for it.", store=spec.name)
+    # Segments of dots alone would be taken for relative path segments.
+    return f"{store_path(spec.name)}/keys/{segment.replace('.', '%2E')}"
+
+
+def _partition(spec: StoreSpec, plain: bytes) -> int | None:
+    """The partition of a key; None if its partitioner is unknown, or not installed here."""
+    try:
+        partitioner = spec.stream_partitioner
+    except PartitionerMissing:
+        return None
+    return None if partitioner is None else partitioner.partition(plain, spec.partitions)
+
+
+def _refusal_of_the_only(batch: dict[str, Any]) -> Problem | None:
+    """The problem of a batch's only key."""
+    result = _the_only(batch)
+    return result if isinstance(result, Problem) else None
+
+
+def _the_only(batch: dict[str, Any]) -> Answer | Problem:
+    (result,) = _understood(results_in, batch)
+    return result
+
+
+def _understood(read: Callable[[dict[str, Any]], T], document: dict[str, Any]) -> T:
+    """What is read in an answer; raises ``Problem`` if that is not there."""
+    try:
+        return read(document)
+    except MALFORMED:
+        raise not_of_a_read() from None

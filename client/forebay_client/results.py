@@ -1,0 +1,178 @@
+"""What a client returns: answers, list items and pages, all frozen. Times are epoch milliseconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from forebay.errors import Problem, UnknownKey
+from forebay.lag import Lag
+from forebay.unproven import UnprovenRange
+from forebay.wire.answers import ReplicaInfo
+from forebay.wire.server_sent_events import Event
+from forebay_client.documents import parse_document
+from forebay_client.problems import problem_of
+
+T = TypeVar("T")
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The value of one key, a JSON value, with the replica that read it and its lag."""
+
+    store: str
+    key: Any
+    value: Any
+    partition: int
+    position: str
+    """Position token: a read with it as ``min_position`` sees no less than this one."""
+    role: str
+    """``active``, ``restoring`` or ``standby``."""
+    host: str
+    lag: Lag
+
+
+Change: TypeAlias = Answer | ReplicaInfo | Problem
+"""What following a key yields: its value, ``UnknownKey`` if there is none, the replica and its lag, or the problem
+that prevents an answer."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key and its value."""
+
+    key: Any
+    value: Any
+
+
+@dataclass(frozen=True)
+class Window:
+    """A key's value in the window ``[start_ms, end_ms)``."""
+
+    key: Any
+    start_ms: int
+    end_ms: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class SessionWindow:
+    """A key's value in the session window from ``start_ms`` to ``end_ms``."""
+
+    key: Any
+    start_ms: int
+    end_ms: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class Version:
+    """A key's value from ``valid_from_ms`` on; None if the key was deleted then."""
+
+    key: Any
+    valid_from_ms: int
+    value: Any
+
+
+@dataclass(frozen=True)
+class ReplicaLag:
+    """One replica of a partition: its worker, its role, and how far behind it is."""
+
+    store: str
+    partition: int
+    task: str
+    role: str
+    """``active``, ``restoring`` or ``standby``."""
+    host: str
+    end_offset: int | None
+    """The end of what can be read of its log, None while that is unknown."""
+    lag: Lag
+    failure: str | None
+    """Why records are not applied, None while they are."""
+
+
+ITEM_TYPES: Mapping[str, type[Any]] = {
+    "key-value": Entry,
+    "window": Window,
+    "session": SessionWindow,
+    "versioned": Version,
+}
+"""What the items of lists are, by the kind of store."""
+
+
+@dataclass(frozen=True)
+class Page(Generic[T]):
+    """One answer of a list: its items, the cursor of the next page if any, and where they came from.
+
+    ``lag`` is, figure by figure, the worst of ``partitions``; ``missing`` are the partitions left out because
+    ``allow_partial`` was asked for. Windows or sessions that ended in an ``unproven`` range may be missing.
+    ``complete`` says that there are neither.
+    """
+
+    items: tuple[T, ...]
+    cursor: str | None
+    lag: Lag
+    partitions: tuple[ReplicaInfo, ...]
+    missing: tuple[int, ...]
+    complete: bool
+    unproven: tuple[UnprovenRange, ...] = ()
+
+
+# Unknown members are ignored: a newer server may add some.
+
+
+def lag_of(document: Document) -> Lag:
+    """The three figures of a document's ``lag`` member."""
+    return Lag(*(document["lag"].get(figure) for figure in Lag._fields))
+
+
+def answer_of(document: Document) -> Answer:
+    """The answer in a document."""
+    return Answer(document["store"], document["key"], document["value"], *provenance_of(document))
+
+
+def replica_lag_of(row: Document) -> ReplicaLag:
+    """A row of ``/v1/lags``."""
+    store, partition, task, role, host = (row[name] for name in ("store", "partition", "task", "role", "host"))
+    lag = Lag(*(row.get(figure) for figure in Lag._fields))
+    return ReplicaLag(store, partition, task, role, host, row.get("end_offset"), lag, row.get("failure"))
+
+
+def change_of(event: Event, *, decimals: bool) -> Change:
+    """The content of an event."""
+    document = parse_document(event.data, decimals=decimals)
+    match event.name:
+        case "value":
+            return answer_of(document)
+        case "absent":
+            key = json.dumps(document["key"], ensure_ascii=False)
+            detail = f"The store {document['store']!r} has no key {key}."
+            return problem_of({"type": f"urn:forebay:problem:{UnknownKey.name}", "detail": detail, **document})
+        case "lag":
+            return provenance_of(document)
+    return problem_of(document)
+
+
+def provenance_of(document: Document) -> ReplicaInfo:
+    """The replica named in a document."""
+    partition, position, role, host = (document[name] for name in ("partition", "position", "role", "host"))
+    return ReplicaInfo(partition, position, role, host, lag_of(document))
+
+
+def page_of(document: Document, items: str, kind: type[T]) -> Page[T]:
+    """The page in a document; the items in its member ``items`` become ``kind``, a dataclass."""
+    # A list of one key gives the key once, beside the items.
+    shared = {"key": document.get("key")}
+    names = kind.__match_args__  # type: ignore[attr-defined]
+    return Page(
+        items=tuple([kind(*({**shared, **item}[name] for name in names)) for item in document[items]]),
+        cursor=document["next"],
+        lag=lag_of(document),
+        partitions=tuple([provenance_of(partition) for partition in document["partitions"]]),
+        missing=tuple(document.get("missing", ())),
+        complete=document["complete"],
+        unproven=tuple([UnprovenRange(one["from_ms"], one["to_ms"]) for one in document.get("unproven", ())]),
+    )

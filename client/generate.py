@@ -1,0 +1,103 @@
+"""Generates the blocking client from the asynchronous one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import unasync
+
+CLIENT = Path(__file__).parent / "forebay_client"
+SOURCES = {"blocking.py": "asynchronous.py", "driver.py": "async_driver.py"}
+"""What each generated file is made from."""
+_NAMES = {
+    "aclose": "close",
+    "anext": "next",
+    "async_connections": "connections",
+    "async_driver": "driver",
+    "async_together": "together",
+    "asyncio": "time",
+}
+"""What is named otherwise in the blocking client, beside ``Async…``. Both ``asyncio`` and ``time`` sleep."""
+_TEXTS = {
+    "The asynchronous client, of which ``forebay_client.blocking`` is generated.": (
+        "The blocking client, generated from ``forebay_client.asynchronous`` by ``python -m client.generate``."
+    ),
+    "What carries out the plans of an asynchronous client, of which ``forebay_client.driver`` is generated.": (
+        "What carries out the plans of a blocking client, generated from ``forebay_client.async_driver`` by\n"
+        "``python -m client.generate``."
+    ),
+    " After a cancellation it reconnects.": "",
+    "The stream in hand is the parent's.": (
+        "The stream in hand, and a thread that waits for a change, are the parent's."
+    ),
+    "Close the connection; there are no more changes.": (
+        "Close the connection; there are no more changes, not even for a thread waiting for one."
+    ),
+    """\
+    Its arguments are those of ``Client``. Each event loop has connections of its own, which end with the loop, so
+    that several may share a client, in several threads too; with a ``transport``, only one loop may. It is
+    pickled as a ``Client`` is. Raises ``ValueError`` for an invalid HTTP URL, proxy or token.
+""": """\
+    ``partition_aware`` sends each read to a worker that holds its key, in a router's order. ``urls`` are then of
+    some workers, and the client learns of the others. It reaches them directly, whatever proxy there is, with the
+    scheme of the first URL. With ``decimals``, numbers of values that have a fraction or an exponent are
+    ``decimal.Decimal``, exactly as answers have them, and floats otherwise.
+
+    ``timeout_ms`` applies to calls that give none; ``token`` is sent to every server. ``verify`` is that of
+    ``httpx``: an ``ssl.SSLContext`` with the authorities and client certificates for ``https`` URLs (a
+    ``transport`` has its own). Threads may share a client. So may forked processes, unless it has a ``transport``:
+    each process has connections of its own. A client is pickled as its arguments, and connects where it is
+    unpickled; with a ``transport`` or an ``ssl.SSLContext``, that raises ``ClientUnusable``. Raises ``ValueError``
+    for an invalid HTTP URL, proxy or token.
+""",
+}
+"""What docstrings say otherwise of the blocking client."""
+
+
+def generated() -> dict[Path, str]:
+    """The text of every generated file; raises ``ValueError`` if a docstring is not there to be replaced."""
+    written = "".join((CLIENT / source).read_text() for source in SOURCES.values())
+    if gone := [text for text in _TEXTS if text not in written]:
+        raise ValueError(f"no docstring says {gone[0]!r} any more: change _TEXTS")
+    return {CLIENT / name: _formatted(_blocking(CLIENT / source)) for name, source in SOURCES.items()}
+
+
+def _blocking(source: Path) -> str:
+    """A module without ``async`` and ``await``, and with the names and texts of the blocking client."""
+    names = {name: name.removeprefix("Async") for name in re.findall(r"\bAsync[A-Z]\w*", source.read_text())}
+    with tempfile.TemporaryDirectory() as directory:
+        rule = unasync.Rule(str(source.parent), directory, additional_replacements={**names, **_NAMES})
+        unasync.unasync_files([str(source)], [rule])
+        text = (Path(directory) / source.name).read_text()
+    for asynchronous, blocking in _TEXTS.items():
+        text = text.replace(asynchronous, blocking)
+    return text
+
+
+def _formatted(text: str) -> str:
+    for command in ("check --select=I --fix", "format"):
+        ruff = [
+            sys.executable,
+            "-m",
+            "ruff",
+            *command.split(),
+            "--quiet",
+            f"--stdin-filename={CLIENT / 'blocking.py'}",
+            "-",
+        ]
+        text = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout
+    return text
+
+
+def main() -> None:
+    """Write the files."""
+    for path, text in generated().items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
