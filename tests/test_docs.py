@@ -147,10 +147,10 @@ def test_every_command_has_its_row_and_an_example_that_it_takes(monkeypatch):
 
 def test_every_metric_is_documented(cluster):
     from forebay.console.history import History
-    from forebay.processes.peer_processes import SINGLE_PROCESS
     from forebay_router.metrics import RouterMetrics
     from forebay_router.processes.process_group import ProcessGroupView
     from forebay_router.router import Router
+    from forebay_web.processes.peer_processes import SINGLE_PROCESS
 
     cluster.put("counts", {b"a": b"1"})
     address = cluster.start_worker()

@@ -35,26 +35,6 @@ from forebay.errors import (
     UnknownStore,
     WrongStoreKind,
 )
-from forebay.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
-from forebay.rest.application import HeldResponse, body_of, make_application, respond
-from forebay.rest.client_disconnect import for_client
-from forebay.rest.document_routes import add_document_routes
-from forebay.rest.hosts import ANY_HOST, AllowedHosts
-from forebay.rest.posted_cursor import continued, cursor_of_body
-from forebay.rest.routes import (
-    BATCH_ROUTE,
-    CHANGES_ROUTE,
-    READ_ROUTES,
-    Endpoint,
-    ReadRoute,
-    add_batch_route,
-    add_changes_route,
-    add_read_route,
-    crashes_counted,
-)
-from forebay.rest.streamed_response import StreamedResponse
-from forebay.rest.ticket_routes import add_ticket_route
-from forebay.rest.tickets import Tickets, ticket_key_of
 from forebay.timeouts import running_timeout
 from forebay.wire.answer_schemas.status import RouterStatus
 from forebay.wire.answers import problem_answer
@@ -70,6 +50,26 @@ from forebay_router.reads.keys import read_key
 from forebay_router.reads.scatter import Gather, ScanBroken, ScanRefused
 from forebay_router.router import Router
 from forebay_router.served_lag import SERVED_BOUNDS
+from forebay_web.application import HeldResponse, body_of, make_application, respond
+from forebay_web.client_disconnect import for_client
+from forebay_web.document_routes import add_document_routes
+from forebay_web.hosts import ANY_HOST, AllowedHosts
+from forebay_web.posted_cursor import continued, cursor_of_body
+from forebay_web.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
+from forebay_web.routes import (
+    BATCH_ROUTE,
+    CHANGES_ROUTE,
+    READ_ROUTES,
+    Endpoint,
+    ReadRoute,
+    add_batch_route,
+    add_changes_route,
+    add_read_route,
+    crashes_counted,
+)
+from forebay_web.streamed_response import StreamedResponse
+from forebay_web.ticket_routes import add_ticket_route
+from forebay_web.tickets import Tickets, ticket_key_of
 
 log = logging.getLogger(__name__)
 

@@ -8,16 +8,16 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from forebay.errors import Problem
-from forebay.rest.application import respond
-from forebay.rest.routes import STORE_CHANGES_ROUTE, Endpoint, add_store_changes_route, crashes_counted
-from forebay.rest.store_changes.endpoint import open_stream
-from forebay.rest.store_changes.selection import make_selection
-from forebay.rest.store_changes.tail import Tails
 from forebay.wire.answers import problem_answer
 from forebay.wire.parameters import parse_parameters
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.store_changes import RoutedSource
 from forebay_router.router import Router
+from forebay_web.application import respond
+from forebay_web.routes import STORE_CHANGES_ROUTE, Endpoint, add_store_changes_route, crashes_counted
+from forebay_web.store_changes.endpoint import open_stream
+from forebay_web.store_changes.selection import make_selection
+from forebay_web.store_changes.tail import Tails
 
 _READS_AT_ONCE = 16
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forebay.processes.child import run_as_child
-from forebay.processes.peer_processes import ProcessSlot
-from forebay.rest.unix_listeners import inherited_listener
 from forebay.settings import RouterSettings
 from forebay_router.command import run
+from forebay_web.processes.child import run_as_child
+from forebay_web.processes.peer_processes import ProcessSlot
+from forebay_web.unix_listeners import inherited_listener
 
 
 def _run(settings: RouterSettings, place: ProcessSlot, descriptors: Sequence[int]) -> None:

@@ -13,13 +13,13 @@ from forebay.authentication import make_authenticator
 from forebay.cli import settings_options
 from forebay.listen_addresses import tcp_addresses
 from forebay.logs import configure_logs
-from forebay.processes.parent import RELAYED
-from forebay.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
-from forebay.rest.listeners import bound, warn_of_anonymous_access
-from forebay.rest.server import allow_open_files, serve
 from forebay.settings import RouterSettings
-from forebay.tls import listener_tls
 from forebay_router.processes.parent import run_router_processes
+from forebay_web.listeners import bound, warn_of_anonymous_access
+from forebay_web.processes.parent import RELAYED
+from forebay_web.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
+from forebay_web.server import allow_open_files, serve
+from forebay_web.tls import listener_tls
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +42,14 @@ def run(settings: RouterSettings, place: ProcessSlot, inherited: Sequence[socket
     One of several listens on the Unix sockets that it has ``inherited``: they have no SO_REUSEPORT.
     """
     # The web stack takes a while to import; wrong settings should be reported before that.
-    from forebay.fast_path import addressed, guarded, make_protocol
-    from forebay.rest.application import cors_options
-    from forebay.rest.hosts import allowed_hosts
-    from forebay.rest.proxied_listener import ProxyHeaders
     from forebay_router.app import make_app
     from forebay_router.fast_path import RouterFastPath
     from forebay_router.metrics import RouterMetrics
     from forebay_router.router import Router
+    from forebay_web.application import cors_options
+    from forebay_web.fast_path import addressed, guarded, make_protocol
+    from forebay_web.hosts import allowed_hosts
+    from forebay_web.proxied_listener import ProxyHeaders
 
     authenticator = make_authenticator(settings.authenticator, settings.auth_tokens_file)
     tls = listener_tls(settings.tls_certificate_file, settings.tls_key_file)

@@ -19,10 +19,6 @@ from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.errors import InternalError, Problem
-from forebay.fast_path import FastPathProtocol, KeyHandler, PendingResponse, RecognisedBatch, RequestTemplate
-from forebay.rest.large_answers import LargeAnswer
-from forebay.rest.limits import Peer
-from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
 from forebay.routing.failover_policy import Action, NoteSlow, NoteThrottled, ReadPolicy, Wait
 from forebay.streams_metadata import HostInfo
 from forebay.wire.answer_aging import IN_TRANSIT_MS, answer_by_now
@@ -38,6 +34,10 @@ from forebay_router.reads.replica_request import FirstRequest, ReplicaRequest, a
 from forebay_router.router import Router
 from forebay_router.upstream.connection import AnsweredForAnother, UpstreamClosed
 from forebay_router.upstream.timeouts import TIME_TO_READ_S, was_stopped
+from forebay_web.fast_path import FastPathProtocol, KeyHandler, PendingResponse, RecognisedBatch, RequestTemplate
+from forebay_web.large_answers import LargeAnswer
+from forebay_web.limits import Peer
+from forebay_web.routes import BATCH_ROUTE, READ_ROUTES
 
 log = logging.getLogger(__name__)
 

@@ -13,15 +13,15 @@ from prometheus_client.registry import Collector
 from forebay import __version__
 from forebay.console.history import StoreCounts
 from forebay.lag import Lag
-from forebay.rest.histogram import Histogram, combined
-from forebay.rest.proxied_listener import ProxyHeaders
-from forebay.rest.routes import BATCH_ROUTE
 from forebay.wire.answers import HttpAnswer
 from forebay.wire.batches import KeyResult
 from forebay.wire.retryable_statuses import WITH_LAG
 from forebay_router.router import Router
 from forebay_router.served_lag import ServedLag
 from forebay_router.upstream.replica_headers import reported_in
+from forebay_web.histogram import Histogram, combined
+from forebay_web.proxied_listener import ProxyHeaders
+from forebay_web.routes import BATCH_ROUTE
 
 _MOST_UNREAD = 256
 """Reading them takes a fraction of a millisecond, in which no read is answered."""

@@ -12,13 +12,9 @@ from typing import Any
 from msgspec.structs import asdict
 
 from forebay.clock import boot_ms, epoch_ms
-from forebay.console.findings import Finding
-from forebay.console.replica_states import ReplicaState
 from forebay.errors import NotReady, Problem
 from forebay.lag import Tolerance
 from forebay.process_identity import Identity
-from forebay.rest.event_streams import EventStreams
-from forebay.rest.limits import Held, Limits, Peer
 from forebay.routing.candidates import candidates
 from forebay.routing.hedging import HedgeBudget, HedgeDelay
 from forebay.settings import RouterSettings
@@ -34,6 +30,10 @@ from forebay_router.upstream.credentials import credentials_of, token_networks_o
 from forebay_router.upstream.encryption import encryption_of
 from forebay_router.upstream.opener import Opener
 from forebay_router.upstream.pool import ConnectionPool
+from forebay_web.event_streams import EventStreams
+from forebay_web.health.findings import Finding
+from forebay_web.health.replica_states import ReplicaState
+from forebay_web.limits import Held, Limits, Peer
 
 
 class Router:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import HistogramMetricFamily
 
 from forebay.lag import Lag
-from forebay.rest.histogram import Histogram
+from forebay_web.histogram import Histogram
 
 _RECORDS = (0, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 _MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 60_000, 600_000)

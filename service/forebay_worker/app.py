@@ -35,16 +35,23 @@ from forebay.errors import (
     WrongStoreKind,
 )
 from forebay.event_loop_turns import in_turns
-from forebay.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
-from forebay.rest.application import HeldResponse, body_of, make_application, respond
-from forebay.rest.client_disconnect import for_client
-from forebay.rest.document_routes import add_document_routes
-from forebay.rest.hosts import ANY_HOST, AllowedHosts
-from forebay.rest.large_answers import LargeAnswer
-from forebay.rest.large_batches import batch_answer_in_turns, results_by_now
-from forebay.rest.limits import Held, Peer
-from forebay.rest.posted_cursor import continued, cursor_of_body
-from forebay.rest.routes import (
+from forebay.wire.answer_aging import IN_TRANSIT_MS
+from forebay.wire.answer_schemas.status import WorkerStatus
+from forebay.wire.answers import HttpAnswer, problem_answer
+from forebay.wire.batches import MOST_BODY_BYTES, BatchKeys, KeyResult, read_batch
+from forebay.wire.key_changes import resumed
+from forebay.wire.parameters import WORKER_PARAMETERS, ReadParameters, parse_parameters
+from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
+from forebay_web.application import HeldResponse, body_of, make_application, respond
+from forebay_web.client_disconnect import for_client
+from forebay_web.document_routes import add_document_routes
+from forebay_web.hosts import ANY_HOST, AllowedHosts
+from forebay_web.large_answers import LargeAnswer
+from forebay_web.large_batches import batch_answer_in_turns, results_by_now
+from forebay_web.limits import Held, Peer
+from forebay_web.posted_cursor import continued, cursor_of_body
+from forebay_web.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
+from forebay_web.routes import (
     BATCH_ROUTE,
     CHANGES_ROUTE,
     READ_ROUTES,
@@ -55,15 +62,8 @@ from forebay.rest.routes import (
     add_read_route,
     crashes_counted,
 )
-from forebay.rest.ticket_routes import add_ticket_route
-from forebay.rest.tickets import Tickets, ticket_key_of
-from forebay.wire.answer_aging import IN_TRANSIT_MS
-from forebay.wire.answer_schemas.status import WorkerStatus
-from forebay.wire.answers import HttpAnswer, problem_answer
-from forebay.wire.batches import MOST_BODY_BYTES, BatchKeys, KeyResult, read_batch
-from forebay.wire.key_changes import resumed
-from forebay.wire.parameters import WORKER_PARAMETERS, ReadParameters, parse_parameters
-from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
+from forebay_web.ticket_routes import add_ticket_route
+from forebay_web.tickets import Tickets, ticket_key_of
 from forebay_worker.changes_routes import add_changes_routes
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.processes.process_group import WorkerProcesses

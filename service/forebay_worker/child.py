@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forebay.processes.child import run_as_child
-from forebay.processes.peer_processes import ProcessSlot
 from forebay.settings import WorkerSettings
+from forebay_web.processes.child import run_as_child
+from forebay_web.processes.peer_processes import ProcessSlot
 from forebay_worker.command import run
 
 

@@ -12,12 +12,12 @@ import click
 from forebay.authentication import make_authenticator
 from forebay.cli import settings_options
 from forebay.logs import configure_logs
-from forebay.processes.parent import RELAYED
-from forebay.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
-from forebay.rest.listeners import bound, warn_of_anonymous_access
-from forebay.rest.server import advertised, allow_open_files, serve
 from forebay.settings import WorkerSettings
-from forebay.tls import listener_tls
+from forebay_web.listeners import bound, warn_of_anonymous_access
+from forebay_web.processes.parent import RELAYED
+from forebay_web.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
+from forebay_web.server import advertised, allow_open_files, serve
+from forebay_web.tls import listener_tls
 from forebay_worker.processes.parent import run_worker_processes
 from forebay_worker.state.process_directories import unused_state
 
@@ -46,10 +46,10 @@ _SWITCH_INTERVAL_S = 0.0002
 def run(settings: WorkerSettings, place: ProcessSlot) -> None:
     """Run a worker's process until a signal ends it; raises ``ForebayError`` if it cannot start."""
     # The web stack takes a while to import; wrong settings should be reported before that.
-    from forebay.fast_path import addressed, guarded, make_protocol
-    from forebay.rest.application import cors_options
-    from forebay.rest.hosts import allowed_hosts
-    from forebay.rest.startup_responder import answering_meanwhile
+    from forebay_web.application import cors_options
+    from forebay_web.fast_path import addressed, guarded, make_protocol
+    from forebay_web.hosts import allowed_hosts
+    from forebay_web.startup_responder import answering_meanwhile
     from forebay_worker.app import make_app
     from forebay_worker.fast_path import WorkerFastPath
     from forebay_worker.metrics import WorkerMetrics

@@ -7,12 +7,12 @@ from functools import lru_cache
 from time import perf_counter
 
 from forebay.errors import Problem
-from forebay.fast_path import FastPathProtocol, KeyHandler, RecognisedBatch, RequestTemplate, left_to_slow_path
-from forebay.rest.large_answers import MOST_AT_ONCE_BYTES
-from forebay.rest.routes import BATCH_ROUTE, READ_ROUTES
 from forebay.wire.answers import HttpAnswer, problem_answer
 from forebay.wire.batches import batch_answer, is_large, read_batch_keys
 from forebay.wire.parameters import KEY_PARAMETERS, WORKER_PARAMETERS, ReadParameters, parse_parameters
+from forebay_web.fast_path import FastPathProtocol, KeyHandler, RecognisedBatch, RequestTemplate, left_to_slow_path
+from forebay_web.large_answers import MOST_AT_ONCE_BYTES
+from forebay_web.routes import BATCH_ROUTE, READ_ROUTES
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.reads.keys import Batched
 from forebay_worker.reads.staleness_check import Refused

@@ -15,7 +15,7 @@ from rocksdict import DbClosedError
 
 from forebay import __version__
 from forebay.clock import boot_ms
-from forebay.rest.histogram import Histogram
+from forebay_web.histogram import Histogram
 from forebay_worker.state.rocksdb import RocksDbStore
 
 if TYPE_CHECKING:

@@ -13,13 +13,9 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from forebay.clock import boot_ms, epoch_ms
-from forebay.console.findings import Finding
-from forebay.console.replica_states import ReplicaState
 from forebay.errors import NotReady, Problem
 from forebay.lag import Lag, Tolerance
 from forebay.process_identity import Identity
-from forebay.rest.event_streams import EventStreams
-from forebay.rest.limits import Limits
 from forebay.settings import WorkerSettings
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
@@ -28,6 +24,10 @@ from forebay.topology_file import load_topology
 from forebay.wire.answer_schemas.replicas import ReplicaRow
 from forebay.wire.answer_schemas.status import Ceiling, MapGeneration, WorkerStatus
 from forebay_changelog import open_changelog
+from forebay_web.event_streams import EventStreams
+from forebay_web.health.findings import Finding
+from forebay_web.health.replica_states import ReplicaState
+from forebay_web.limits import Limits
 from forebay_worker.changelog_topics import TopicCreation
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts

@@ -16,8 +16,8 @@ from forebay.client import Absent, AsyncClient, Reset, StoreChange, StoreLag, Va
 from forebay.clock import boot_ms
 from forebay.errors import Problem
 from forebay.position import decode_position
-from forebay.rest.store_changes.cursors import decode_id
 from forebay.wire.server_sent_events import Event, EventReader
+from forebay_web.store_changes.cursors import decode_id
 from tests.chaos import answers
 from tests.chaos.history import BOTH_ROUTERS, Finding, Followed, Item, Portion, Reached, Read
 from tests.chaos.reading import Reading

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forebay.clock import boot_ms
-from forebay.rest.store_changes.selection import KeySelection
+from forebay_web.store_changes.selection import KeySelection
 from forebay_worker.reads.staleness_check import Admission
 from forebay_worker.tasks.recent_changes import RecentChanges
 from tests.chaos.checker import check

@@ -8,9 +8,9 @@ from forebay.client import Absent, Entry, Reset, StoreLag, Values
 from forebay.errors import NoReplica
 from forebay.lag import Lag
 from forebay.position import Position, encode_position
-from forebay.rest.store_changes.cursors import ChangesCursor, encode_id
 from forebay.wire.answers import ReplicaInfo
 from forebay.wire.server_sent_events import Event
+from forebay_web.store_changes.cursors import ChangesCursor, encode_id
 from tests.chaos.history import Followed, Portion, Reached, Read
 from tests.chaos.store_streams import of_change, of_event, reached_of
 

@@ -27,9 +27,6 @@ from forebay.clock import boot_ms
 from forebay.errors import Overloaded, SettingError, TopicMissing
 from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
 from forebay.position import Position, decode_position, encode_position
-from forebay.processes.peer_processes import SINGLE_PROCESS
-from forebay.rest.limits import Limit, Peer
-from forebay.rest.tickets import verified
 from forebay.settings import RouterSettings, Tier, WorkerSettings, load_settings, settings_for
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
@@ -39,6 +36,9 @@ from forebay.wire.parameters import ReadParameters
 from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_router.cluster.worker_view import Report, WorkerView
 from forebay_router.router import Router
+from forebay_web.limits import Limit, Peer
+from forebay_web.processes.peer_processes import SINGLE_PROCESS
+from forebay_web.tickets import verified
 from forebay_worker.app import _wait_ms
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts

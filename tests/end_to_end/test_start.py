@@ -10,9 +10,9 @@ import pytest
 import trustme
 
 from forebay.errors import ListenAddressInUse
-from forebay.rest.server import bind
-from forebay.rest.startup_responder import answering_meanwhile
 from forebay.streams_metadata import HostInfo
+from forebay_web.server import bind
+from forebay_web.startup_responder import answering_meanwhile
 from tests.support.cluster import running_cluster, wait_until
 
 

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from forebay.client import Client
 from forebay.errors import SettingError
-from forebay.tls import listener_tls, trust
+from forebay_web.tls import listener_tls, trust
 from tests.support.cluster import Cluster, free_port, running_cluster, wait_until
 
 KEYS = 50

@@ -9,8 +9,12 @@ from typing import NamedTuple
 
 FOLDERS = {
     "forebay": "core",
-    "forebay_client": "client",
     "forebay_changelog": "changelog",
+    "forebay_client": "client",
+    "forebay_web": "web",
+    "forebay_console": "console",
+    "forebay_tap": "tap",
+    "forebay_spark": "spark",
     "forebay_worker": "service",
     "forebay_router": "router",
 }

@@ -7,8 +7,6 @@ from typing import cast
 
 import pytest
 
-from forebay.fast_path import FastPathProtocol, PendingResponse, RecognisedBatch, RequestTemplate
-from forebay.rest.limits import Peer
 from forebay.routing.failover_policy import GiveUp
 from forebay.settings import RouterSettings, load_settings
 from forebay.store_spec import StoreSpec
@@ -21,6 +19,8 @@ from forebay_router.reads import candidate_cache
 from forebay_router.reads.candidate_cache import ReadTarget
 from forebay_router.router import Router
 from forebay_router.upstream.pool import WorkerConnections
+from forebay_web.fast_path import FastPathProtocol, PendingResponse, RecognisedBatch, RequestTemplate
+from forebay_web.limits import Peer
 from tests.support.cluster import until
 
 PEER = Peer("a")

@@ -7,11 +7,11 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from forebay.console.findings import Finding
-from forebay.console.replica_states import Condition
 from forebay.console.timeline import TimelineEvent
 from forebay.wire.answer_schemas.members import Figure, Host, LagFigures, Natural, Role
 from forebay.wire.answer_schemas.replicas import Failure, RestoreSecondsLeft
+from forebay_web.health.findings import Finding
+from forebay_web.health.replica_states import Condition
 
 Milliseconds: TypeAlias = Annotated[float, Meta(ge=0)] | None
 ProblemCounts: TypeAlias = Annotated[

@@ -13,18 +13,18 @@ from fastapi.responses import Response
 from msgspec import Struct
 
 from forebay.console.answer_schemas import HealthAnswer, HistoryAnswer, ReplicasAnswer, TimelineAnswer
-from forebay.console.findings import findings_of, gravest_first
 from forebay.console.health import health_answer
 from forebay.console.history import Bounds, History, StoreCounts, StoreSample, history_answer
 from forebay.console.replicas_page import partition_replicas
-from forebay.console.survey import Survey, Surveyed
 from forebay.console.timeline import Timeline
 from forebay.errors import BadParameter, NotReady, Problem, UnknownStore
-from forebay.rest.application import respond, responses
 from forebay.store_spec import StoreSpec
 from forebay.wire.answer_schemas.components import reference
 from forebay.wire.answers import json_answer
 from forebay.wire.parameters import natural_parameters, text_parameters
+from forebay_web.application import respond, responses
+from forebay_web.health.findings import findings_of, gravest_first
+from forebay_web.health.survey import Survey, Surveyed
 
 _MOST_PARTITIONS = 1_000
 _DEFAULT_PARTITIONS = 200

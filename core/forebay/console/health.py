@@ -7,10 +7,10 @@ from typing import Literal
 
 from forebay.clock import epoch_ms
 from forebay.console.answer_schemas import HealthAnswer, RestoreUnderWay, StoreHealth, WorkerCounts
-from forebay.console.findings import Finding
-from forebay.console.survey import Affected, StoreSurvey, Surveys
 from forebay.durations import duration
 from forebay.lag import Lag, worst_lag
+from forebay_web.health.findings import Finding
+from forebay_web.health.survey import Affected, StoreSurvey, Surveys
 
 
 def health_answer(

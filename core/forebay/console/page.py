@@ -8,7 +8,7 @@ from importlib.resources import files
 from fastapi import FastAPI
 from fastapi.responses import RedirectResponse, Response
 
-from forebay.rest.request_guard import CONSOLE_PATH
+from forebay_web.request_guard import CONSOLE_PATH
 
 _FILES = {
     "console.css": "text/css",

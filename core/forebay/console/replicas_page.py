@@ -8,8 +8,8 @@ from typing import cast
 from msgspec import UNSET
 
 from forebay.console.answer_schemas import LiveReplica, PartitionCondition
-from forebay.console.replica_states import ReplicaState, condition, first_replica, in_order_of_reads
 from forebay.wire.answer_schemas.members import Role
+from forebay_web.health.replica_states import ReplicaState, condition, first_replica, in_order_of_reads
 
 
 def partition_replicas(partition: int, replicas: Sequence[ReplicaState]) -> PartitionCondition:

@@ -8,9 +8,9 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from forebay.console.replica_states import Condition
-from forebay.console.survey import Affected, StoreSurvey, Surveys
 from forebay.wire.answer_schemas.members import Natural
+from forebay_web.health.replica_states import Condition
+from forebay_web.health.survey import Affected, StoreSurvey, Surveys
 
 _MOST_EVENTS = 256
 _MOST_NAMED = 16

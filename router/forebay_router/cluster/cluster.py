@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from forebay.clock import boot_ms
-from forebay.console.replica_states import ReplicaState
 from forebay.errors import PartitionerMismatch, PartitionerMissing, UnknownStore
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Tolerance
 from forebay.log_throttle import LogThrottle
@@ -21,6 +20,7 @@ from forebay_router.cluster.rejected_addresses import RejectedAddresses
 from forebay_router.cluster.worker_view import Held, WorkerView
 from forebay_router.upstream.credentials import log_auth_rejection
 from forebay_router.upstream.replica_headers import reported_in
+from forebay_web.health.replica_states import ReplicaState
 
 log = logging.getLogger(__name__)
 

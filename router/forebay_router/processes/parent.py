@@ -11,11 +11,11 @@ import socket
 from collections.abc import Iterator
 
 from forebay.listen_addresses import tcp_addresses, unix_addresses
-from forebay.processes.parent import ProcessStart, run_processes
-from forebay.rest.listeners import bound
-from forebay.rest.server import bind, cannot_listen
 from forebay.settings import RouterSettings
 from forebay.streams_metadata import HostInfo
+from forebay_web.listeners import bound
+from forebay_web.processes.parent import ProcessStart, run_processes
+from forebay_web.server import bind, cannot_listen
 
 
 def run_router_processes(settings: RouterSettings) -> None:

@@ -10,11 +10,11 @@ from prometheus_client.registry import Collector
 
 from forebay.console.history import History, StoreSample, merged
 from forebay.errors import NotReady, Problem
-from forebay.processes.group_metrics import GroupMetrics
-from forebay.processes.peer_processes import PeerProcesses, ProcessSlot
 from forebay.wire.answer_schemas.status import RouterProcess, RouterStatus
 from forebay_router.metrics import RouterMetrics
 from forebay_router.router import Router
+from forebay_web.processes.group_metrics import GroupMetrics
+from forebay_web.processes.peer_processes import PeerProcesses, ProcessSlot
 
 _CATCH_UP_S = 5.0
 _SILENT = RouterProcess(None, "silent", None)

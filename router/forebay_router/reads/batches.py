@@ -17,15 +17,6 @@ from forebay.clock import boot_ms
 from forebay.errors import AnswerTooLarge, NotHostedHere, Problem
 from forebay.event_loop_turns import in_turns
 from forebay.lag import UNLIMITED, Tolerance
-from forebay.rest.large_answers import LargeAnswer
-from forebay.rest.large_batches import (
-    batch_answer_in_turns,
-    lag_by_now,
-    read_batch_frames_in_turns,
-    results_by_now,
-)
-from forebay.rest.limits import Held, Peer
-from forebay.rest.routes import BATCH_ROUTE
 from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo
@@ -55,6 +46,15 @@ from forebay_router.reads.replica_request import (
 )
 from forebay_router.reads.send_window import SendWindow
 from forebay_router.router import Router
+from forebay_web.large_answers import LargeAnswer
+from forebay_web.large_batches import (
+    batch_answer_in_turns,
+    lag_by_now,
+    read_batch_frames_in_turns,
+    results_by_now,
+)
+from forebay_web.limits import Held, Peer
+from forebay_web.routes import BATCH_ROUTE
 
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
 _LEAST_AGE_MS = 1.0

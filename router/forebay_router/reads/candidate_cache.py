@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from forebay.codecs.keys import from_segment
 from forebay.codecs.segment_cache import of_one_store
-from forebay.fast_path import RequestTemplate
 from forebay.lag import Tolerance
 from forebay.routing.candidates import equally_good, less_loaded
 from forebay.routing.hedging import MOST_DELAY_MS
@@ -20,6 +19,7 @@ from forebay_router.reads.named_key import NamedKey
 from forebay_router.reads.replica_request import DOUBTED
 from forebay_router.router import Router
 from forebay_router.upstream.pool import WorkerConnections
+from forebay_web.fast_path import RequestTemplate
 
 _CHOICE_MAX_AGE_MS = 25.0
 _PREPARED_KINDS = frozenset(

@@ -14,8 +14,6 @@ from forebay.clock import boot_ms
 from forebay.codecs.keys import from_segment, to_segment
 from forebay.errors import PositionOfAnotherLog, Problem, UnknownPartitioner
 from forebay.position import decode_position, encode_position
-from forebay.rest.event_streams import Events, problem_event
-from forebay.rest.follower_wakeups import paced_wakes
 from forebay.streams_metadata import HostInfo
 from forebay.timeouts import running_timeout
 from forebay.wire.answers import HttpAnswer
@@ -31,6 +29,8 @@ from forebay_router.router import Router
 from forebay_router.upstream.credentials import REFUSALS
 from forebay_router.upstream.event_upstream import EventUpstream
 from forebay_router.upstream.pool import WorkerConnections
+from forebay_web.event_streams import Events, problem_event
+from forebay_web.follower_wakeups import paced_wakes
 
 _LEAST_PAUSE_MS = 20.0
 _MOST_PAUSE_MS = 1_000.0

@@ -14,7 +14,6 @@ from forebay.clock import boot_ms
 from forebay.codecs.keys import from_segment
 from forebay.errors import UnknownKey
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, worst_lag
-from forebay.rest.limits import Peer
 from forebay.store_spec import StoreSpec
 from forebay.wire.answer_aging import aged, answer_by_now, bounds_exceeded, time_reserved_for_retry_ms
 from forebay.wire.answers import HttpAnswer, ReplicaInfo, lag_head, problem_answer
@@ -29,6 +28,7 @@ from forebay_router.reads.replica_request import (
     answered_by_now,
 )
 from forebay_router.router import Router
+from forebay_web.limits import Peer
 
 _GRAVEST_FIRST = (503, 504, 429, 412)
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from forebay.clock import boot_ms
 from forebay.lag import Tolerance
-from forebay.rest.limits import Held
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo
 from forebay.wire.answer_aging import answer_by_now
@@ -18,6 +17,7 @@ from forebay.wire.parameters import ReadParameters
 from forebay.wire.scans import SCAN_HEADER
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.upstream.connection import Admit
+from forebay_web.limits import Held
 
 DOUBTED = b"doubted=true"
 _SCAN = SCAN_HEADER.encode() + b": "

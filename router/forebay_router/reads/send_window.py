@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from forebay.rest.limits import Held
+from forebay_web.limits import Held
 
 MOST_BYTES = 2 << 20
 """Of bodies at once. A longer body is sent alone."""

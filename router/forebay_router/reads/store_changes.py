@@ -14,11 +14,6 @@ from forebay.clock import boot_ms
 from forebay.errors import Problem
 from forebay.event_loop_turns import decoded_in_turn
 from forebay.lag import Tolerance
-from forebay.rest.store_changes.cursors import ChangesCursor
-from forebay.rest.store_changes.endpoint import OF_THE_CLIENT
-from forebay.rest.store_changes.pages import ChangesPage
-from forebay.rest.store_changes.requests import CHANGES_MEDIA_TYPE, PagesRequest, decode_outcomes
-from forebay.rest.store_changes.selection import KeySelection
 from forebay.streams_metadata import HostInfo
 from forebay.timeouts import running_timeout
 from forebay.wire.answer_aging import as_of
@@ -29,6 +24,11 @@ from forebay_router.reads.replica_read import ask
 from forebay_router.reads.replica_request import ReplicaRequest
 from forebay_router.router import Router
 from forebay_router.upstream.credentials import REFUSALS
+from forebay_web.store_changes.cursors import ChangesCursor
+from forebay_web.store_changes.endpoint import OF_THE_CLIENT
+from forebay_web.store_changes.pages import ChangesPage
+from forebay_web.store_changes.requests import CHANGES_MEDIA_TYPE, PagesRequest, decode_outcomes
+from forebay_web.store_changes.selection import KeySelection
 
 _ACCEPT = CHANGES_MEDIA_TYPE.encode()
 _GRACE_MS = 1_000

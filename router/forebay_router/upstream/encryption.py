@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.streams_metadata import HostInfo
-from forebay.tls import trust
+from forebay_web.tls import trust
 
 Encryption = Callable[[HostInfo], Mapping[str, Any]]
 """What asyncio needs to encrypt a connection to a worker: nothing if it is not to be encrypted."""

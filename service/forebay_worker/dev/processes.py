@@ -8,7 +8,7 @@ from pathlib import Path
 
 from forebay.errors import ForebayError
 from forebay.linux import end_with_parent
-from forebay.processes.python_module import module_command, module_environment
+from forebay_web.processes.python_module import module_command, module_environment
 
 _STOP_TIMEOUT_S = 30.0
 _SETTINGS_PREFIX = "FOREBAY_"

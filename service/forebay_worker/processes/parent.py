@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
-from forebay.processes.parent import ProcessStart, run_processes
 from forebay.settings import WorkerSettings
+from forebay_web.processes.parent import ProcessStart, run_processes
 from forebay_worker.processes.shares import shares
 
 

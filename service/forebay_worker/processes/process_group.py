@@ -5,8 +5,8 @@ from __future__ import annotations
 from prometheus_client.registry import Collector
 
 from forebay.errors import NotReady, Problem
-from forebay.processes.group_metrics import GroupMetrics
-from forebay.processes.peer_processes import PeerProcesses, ProcessSlot
+from forebay_web.processes.group_metrics import GroupMetrics
+from forebay_web.processes.peer_processes import PeerProcesses, ProcessSlot
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.worker import Worker
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from forebay.rest.limits import Limit, Peer
+from forebay_web.limits import Limit, Peer
 
 _LEAST_PAUSE_S = 0.005
 _PAUSE_BY_WAITING_S = 0.0001

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from forebay.errors import NotReady
 from forebay.position import Position, log_digest
-from forebay.rest.store_changes.cursors import ChangesCursor
-from forebay.rest.store_changes.pages import ChangesPage
-from forebay.rest.store_changes.selection import KeySelection
 from forebay.stored_keys import TIME_SIZE, successor
 from forebay.wire.answers import provenance_members
 from forebay.wire.parameters import ReadParameters
+from forebay_web.store_changes.cursors import ChangesCursor
+from forebay_web.store_changes.pages import ChangesPage
+from forebay_web.store_changes.selection import KeySelection
 from forebay_worker.reads.misses import why_unproven
 from forebay_worker.reads.staleness_check import Admission, Admitted
 from forebay_worker.reads.values import newest_version, scanned, scanned_in_chunks, stored_values

@@ -7,12 +7,12 @@ import hashlib
 
 from forebay.clock import boot_ms
 from forebay.errors import LogDiverged, PositionOfAnotherLog, Problem
-from forebay.rest.event_streams import Events, problem_event
-from forebay.rest.follower_wakeups import paced_wakes
-from forebay.rest.limits import Peer
 from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient, require_followed
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.server_sent_events import Event
+from forebay_web.event_streams import Events, problem_event
+from forebay_web.follower_wakeups import paced_wakes
+from forebay_web.limits import Peer
 from forebay_worker.reads.bounded_waits import BoundedWaits
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.staleness_check import Admission, Refused

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from forebay.errors import AnswerTooLarge, NotReady, Problem
 from forebay.event_loop_turns import in_turns
-from forebay.rest.limits import Held
 from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.store_spec import StoreSpec
 from forebay.wire.answers import MOST_ANSWER_BYTES, EncodedReplicaInfo, HttpAnswer, problem_answer
 from forebay.wire.batches import BatchKeys, KeyResult, key_result, read_plain, read_plain_keys, require_size
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.scans import require_kind
+from forebay_web.limits import Held
 from forebay_worker.reads.key_forms import KeyForm, KeyForms, key_forms
 from forebay_worker.reads.located_keys import LocatedKeys, without_repeats
 from forebay_worker.reads.misses import miss, why_unproven

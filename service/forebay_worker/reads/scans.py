@@ -9,7 +9,6 @@ from forebay.clock import boot_ms
 from forebay.errors import BadParameter, NoReplica, NotHostedHere
 from forebay.event_loop_turns import in_turns
 from forebay.lag import Lag
-from forebay.rest.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
 from forebay.wire.answer_aging import bounds_exceeded
 from forebay.wire.answers import (
     JSON_HEAD,
@@ -24,6 +23,7 @@ from forebay.wire.list_routes import ScanRoute
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE, UNPROVEN, ScanPage, first_end, merging
 from forebay.wire.scans import Cursor, Scan, make_scan, scan_head
+from forebay_web.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
 from forebay_worker.reads.latest_entries import Entries, latest_entries
 from forebay_worker.reads.misses import why_unproven
 from forebay_worker.reads.staleness_check import Admission, Admitted

@@ -9,12 +9,12 @@ from forebay.clock import boot_ms
 from forebay.errors import BadParameter, Problem
 from forebay.event_loop_turns import in_turn
 from forebay.lag import Tolerance
-from forebay.rest.store_changes.cursors import ChangesCursor
-from forebay.rest.store_changes.pages import ChangesPage
-from forebay.rest.store_changes.requests import PagesRequest
-from forebay.rest.store_changes.selection import KeySelection, make_selection
 from forebay.wire.key_changes import is_transient
 from forebay.wire.parameters import ReadParameters
+from forebay_web.store_changes.cursors import ChangesCursor
+from forebay_web.store_changes.pages import ChangesPage
+from forebay_web.store_changes.requests import PagesRequest
+from forebay_web.store_changes.selection import KeySelection, make_selection
 from forebay_worker.reads.change_polls import ChangeTicks, Seen
 from forebay_worker.reads.changes_pages import ChangesReads
 from forebay_worker.reads.staleness_check import Admission, Refused

@@ -21,9 +21,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from forebay.clock import boot_ms
-from forebay.processes.python_module import module_command, module_environment
 from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.task_ids import TopicPartition
+from forebay_web.processes.python_module import module_command, module_environment
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_events import FileMade, HandleEvent, RestoreEnded, RestoreEvent, RestoreFailed
 from forebay_worker.tasks.restoration import Restoration

@@ -7,7 +7,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from forebay.rest.follower_wakeups import Waker, paced_wakes
+from forebay_web.follower_wakeups import Waker, paced_wakes
 
 
 class KeyWatchers:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from forebay.console.silent_writers import silent_writers
 from forebay.durations import time_text
 from forebay.lag import Lag
 from forebay.unproven import UnprovenRange
+from forebay_web.health.silent_writers import silent_writers
 from forebay_worker.tasks.replica_view import ReplicaView
 
 

@@ -1,7 +1,6 @@
 """A router's knowledge of workers that have reported little."""
 
 from forebay.clock import boot_ms
-from forebay.console.replica_states import ReplicaState
 from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
 from forebay.process_identity import Identity
 from forebay.store_spec import StoreSpec
@@ -10,6 +9,7 @@ from forebay.task_ids import TopicPartition
 from forebay.wire.answers import ReplicaInfo, replica_info_head
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.worker_view import Report, Restore, WorkerView
+from forebay_web.health.replica_states import ReplicaState
 
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 2)
 HOST = HostInfo("h", 1)

@@ -3,9 +3,9 @@ import socket
 import pytest
 
 from forebay.errors import ListenAddressInUse
-from forebay.processes.parent import pause_before_restart_s
 from forebay.streams_metadata import HostInfo
 from forebay_router.processes.parent import claim
+from forebay_web.processes.parent import pause_before_restart_s
 from tests.support.cluster import free_port
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from forebay.clock import boot_ms
 from forebay.lag import UNLIMITED
-from forebay.rest.limits import Held, Limit, Peer
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo
 from forebay_router.reads import batches
 from forebay_router.reads.batches import batch_get
+from forebay_web.limits import Held, Limit, Peer
 
 PARTITIONS = 5
 SPEC = StoreSpec("s", "key-value", "string", "json", "unknown", "t", PARTITIONS)

@@ -1,7 +1,6 @@
 """Which worker a plain read asks first, while what is known of the workers changes."""
 
 from forebay.clock import boot_ms
-from forebay.fast_path import RequestTemplate
 from forebay.lag import Lag
 from forebay.settings import RouterSettings, load_settings
 from forebay.store_spec import StoreSpec
@@ -9,6 +8,7 @@ from forebay.streams_metadata import HostInfo, StreamsMetadataState
 from forebay_router.cluster.worker_view import Report, WorkerView
 from forebay_router.reads.candidate_cache import CandidateCache
 from forebay_router.router import Router
+from forebay_web.fast_path import RequestTemplate
 
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)
 FIRST, SECOND = HostInfo("a", 1), HostInfo("b", 1)

@@ -11,8 +11,6 @@ from forebay.clock import boot_ms
 from forebay.errors import LagExceedsTolerance, Overloaded
 from forebay.lag import Lag
 from forebay.position import Position, encode_position, log_digest
-from forebay.rest.limits import Held, Limit, Peer
-from forebay.rest.posted_cursor import continued
 from forebay.routing.scattered_list import FIRST_PAGES_BYTES
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo
@@ -25,6 +23,8 @@ from forebay_router.reads import scatter
 from forebay_router.reads.refusals import Attempt, late, refusal
 from forebay_router.reads.replica_request import TimedAnswer
 from forebay_router.reads.scatter import Gather, ScanBroken, ScanRefused
+from forebay_web.limits import Held, Limit, Peer
+from forebay_web.posted_cursor import continued
 
 ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
 POSITION = encode_position(Position(log_digest("sqlite:log"), {0: 1}))

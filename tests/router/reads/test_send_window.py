@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from forebay.errors import Overloaded
-from forebay.rest.limits import Held, Limit, Peer
 from forebay_router.reads.send_window import MOST_BYTES, SendWindow
+from forebay_web.limits import Held, Limit, Peer
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from forebay.errors import Overloaded
-from forebay.rest.limits import Limit, Peer
+from forebay_web.limits import Limit, Peer
 from forebay_worker.reads.bounded_waits import BoundedWaits
 
 

@@ -10,11 +10,11 @@ from forebay.clock import boot_ms
 from forebay.errors import LagExceedsTolerance, NotReady, PositionNotReached, Problem
 from forebay.lag import EndOffset
 from forebay.record_orders import with_order
-from forebay.rest.store_changes.cursors import ChangesCursor
-from forebay.rest.store_changes.pages import ChangesPage
-from forebay.rest.store_changes.selection import make_selection
 from forebay.wire.parameters import STORE_CHANGES_PARAMETERS, parse_parameters
 from forebay_changelog import Batch
+from forebay_web.store_changes.cursors import ChangesCursor
+from forebay_web.store_changes.pages import ChangesPage
+from forebay_web.store_changes.selection import make_selection
 from forebay_worker.reads.changes_pages import ChangesReads
 from forebay_worker.reads.staleness_check import Refused
 from forebay_worker.tasks.apply import apply_batch

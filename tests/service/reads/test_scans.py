@@ -15,13 +15,13 @@ from forebay.clock import boot_ms
 from forebay.errors import BadParameter, NoReplica, NotReady
 from forebay.event_loop_turns import in_turns
 from forebay.position import Position, encode_position, log_digest
-from forebay.rest.large_answers import LargeAnswer
-from forebay.rest.routes import READ_ROUTES
 from forebay.state_store import CommittedOffset
 from forebay.task_ids import TopicPartition
 from forebay.wire.list_routes import SCAN_ROUTES, ScanRoute
 from forebay.wire.parameters import ReadParameters, parse_parameters
 from forebay.wire.scans import Cursor, make_scan
+from forebay_web.large_answers import LargeAnswer
+from forebay_web.routes import READ_ROUTES
 from forebay_worker.reads import scans
 from forebay_worker.reads.scans import Scans
 from forebay_worker.reads.staleness_check import Admission, Refused

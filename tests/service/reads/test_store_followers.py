@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from forebay.clock import boot_ms
-from forebay.rest.event_streams import Events
-from forebay.rest.limits import Held, Limit, Peer
-from forebay.rest.store_changes.cursors import decode_id
-from forebay.rest.store_changes.follower import StoreFollower
-from forebay.rest.store_changes.tail import Tails
 from forebay.wire.server_sent_events import Event, EventReader
+from forebay_web.event_streams import Events
+from forebay_web.limits import Held, Limit, Peer
+from forebay_web.store_changes.cursors import decode_id
+from forebay_web.store_changes.follower import StoreFollower
+from forebay_web.store_changes.tail import Tails
 from forebay_worker.changes_routes import HeldSource
 from forebay_worker.reads.store_changes import StoreChanges
 from tests.service.reads.test_changes_pages import Served

@@ -1,1 +1,0 @@
-"""Shared by both tiers' REST interfaces: parameters, answers, problems, documents."""

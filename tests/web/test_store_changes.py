@@ -1,0 +1,112 @@
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from forebay.errors import BadKey, BadParameter
+from forebay.store_spec import StoreSpec
+from forebay.wire.parameters import STORE_CHANGES_PARAMETERS, parse_parameters
+from forebay_web.store_changes.cursors import MOST_ID_CHARACTERS, ChangesCursor, decode_id, encode_id
+from forebay_web.store_changes.pages import ChangesPage
+from forebay_web.store_changes.selection import KeySelection, make_selection
+from forebay_web.store_changes.tail import Tails
+from tests.support.cluster import until
+
+LOG, OTHER_LOG, QUERY = b"l" * 8, b"o" * 8, b"q" * 8
+
+
+def selected(query: str, **of_the_store: str) -> KeySelection:
+    fields = {"name": "s", "kind": "key-value", "key": "string", "value": "json", "partitioner": "murmur2"}
+    spec = StoreSpec(**{**fields, **of_the_store}, topic="t", partitions=4)
+    return make_selection(spec, parse_parameters(query.encode(), STORE_CHANGES_PARAMETERS), 100)
+
+
+def test_event_id_holds_each_partitions_progress():
+    """A partition whose log changed, or whose list was under way, begins anew."""
+    cursors = {
+        0: ChangesCursor(LOG, 70, 73),
+        1: ChangesCursor(LOG, 5, 5, b"here", 3),
+        2: ChangesCursor(LOG, 9, 9, after=b"\x01k"),
+        4: ChangesCursor(OTHER_LOG, 9, 9),
+    }
+    found = decode_id(encode_id(QUERY, range(5), cursors), QUERY, range(5))
+    assert found == {0: ChangesCursor(LOG, 70, 73), 1: ChangesCursor(LOG, 5, 5), 2: ChangesCursor(LOG, 0, 9)}
+
+
+def test_event_id_of_another_selection_resumes_nothing():
+    """A text that is no event id is refused."""
+    text = encode_id(QUERY, range(2), {0: ChangesCursor(LOG, 1, 1), 1: ChangesCursor(LOG, 1, 1)})
+    assert decode_id(text, b"?" * 8, range(2)) == {}
+    assert decode_id(text, QUERY, range(3)) == {}
+    for wrong in ("7", "AfTQ7p0h1QqAADs", text[:9], "é"):
+        with pytest.raises(ValueError, match=r"."):
+            decode_id(wrong, QUERY, range(2))
+
+
+def test_event_id_of_1024_partitions_fits_proxy_limits():
+    """An id that would exceed the header limits of proxies is left empty."""
+    billions = {one: ChangesCursor(LOG, 5_000_000_000 + 31 * one, 5_000_000_100 + 31 * one) for one in range(1024)}
+    text = encode_id(QUERY, range(1024), billions)
+    assert 0 < len(text) <= MOST_ID_CHARACTERS
+    assert decode_id(text, QUERY, range(1024)) == billions
+    apart = {one: cursor._replace(since=one << 40, upper=one << 41) for one, cursor in billions.items()}
+    assert encode_id(QUERY, range(1024), apart) == ""
+
+
+def test_keys_are_followed_in_their_partitions_only():
+    selection = selected('keys=["a","b","a"]')
+    assert selection.keys == (b"a", b"b")
+    assert list(selection.partitions) == sorted(
+        {selection.spec.partition_of(b"a"), selection.spec.partition_of(b"b")}
+    )
+    assert [selection.has(stored) for stored in (b"\x01a", b"\x01ab", b"\x01b")] == [True, False, True]
+    assert list(selected('keys=["a"]', partitioner="unknown").partitions) == [0, 1, 2, 3]
+
+
+def test_ranges_and_prefixes_are_those_of_the_lists():
+    assert [selected("prefix=ab").has(b"\x01" + key) for key in (b"a", b"ab", b"abc", b"ac")] == [0, 1, 1, 0]
+    assert [selected("from=b&to=d").has(b"\x01" + key) for key in (b"a", b"b", b"d")] == [0, 1, 0]
+    assert selected("prefix=a").digest != selected("prefix=b").digest
+
+
+@pytest.mark.parametrize(
+    ("query", "problem"),
+    [
+        ("keys=5", BadParameter),
+        ("keys=ann", BadParameter),
+        ("keys=[]", BadParameter),
+        ("keys=[1]", BadKey),
+        ('keys=["a"],"x":[', BadParameter),
+        (f'keys=["{"a" * 200}"]', BadKey),
+        (f"keys={['a'] * 501}".replace("'", '"'), BadParameter),
+    ],
+)
+def test_keys_that_are_wrong_are_refused(query, problem):
+    with pytest.raises(problem) as caught:
+        selected(query)
+    assert "key" in caught.value.detail
+    assert "body" not in caught.value.detail, "a GET has none"
+
+
+def test_nobody_is_woken_while_nothing_changes():
+    """Ten thousand followers of an idle store would take a third of a processor otherwise."""
+    page = ChangesPage(ChangesCursor(LOG, 1, 1), {"partition": 0, "host": "h:1"})
+    polls: list[ChangesPage] = []
+    changed = False
+
+    async def poll(host, request):
+        await asyncio.sleep(0)
+        polls.append(ChangesPage(ChangesCursor(LOG, 2, 2), page.source, [b"{}"]) if changed else page)
+        return {0: polls[-1]}
+
+    async def follow():
+        nonlocal changed
+        woken: list[int] = []
+        with Tails().joined("q", SimpleNamespace(poll=poll), lambda: woken.append(len(polls))) as tail:
+            tail.follow(0, page)
+            await until(lambda: len(polls) > 3)
+            assert not woken
+            changed = True
+            await until(lambda: woken)
+
+    asyncio.run(follow())

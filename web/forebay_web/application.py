@@ -1,0 +1,428 @@
+"""The FastAPI application that both tiers extend: raw paths, problems for every error, ops paths."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import Response
+from prometheus_client import Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from forebay import __version__
+from forebay.authentication import Authenticator
+from forebay.errors import (
+    PROBLEM_MEDIA_TYPE,
+    BadParameter,
+    BadRequest,
+    BodyTooLarge,
+    Forbidden,
+    HostNotAllowed,
+    InternalError,
+    MethodNotAllowed,
+    NotReady,
+    Problem,
+    Unauthenticated,
+    UnknownPath,
+)
+from forebay.wire.answer_schemas.components import components
+from forebay.wire.answers import HttpAnswer, json_answer, problem_answer
+from forebay.wire.batches import key_too_long
+from forebay.wire.parameters import split_query
+from forebay_web.api_page import add_api_page
+from forebay_web.hosts import AllowedHosts
+from forebay_web.http10 import WholeAnswers
+from forebay_web.large_answers import LargeAnswer, LargeResponse
+from forebay_web.limits import Held, Limits
+from forebay_web.request_guard import OPEN_PATHS, Guard, HostGuard, is_unknown
+from forebay_web.ticket_parameter import TicketParameter
+from forebay_web.tickets import Tickets, followed
+
+log = logging.getLogger(__name__)
+
+_KEY_BOUNDS = frozenset({"from", "to", "prefix"})
+_NATURAL = {"type": "integer", "minimum": 0}
+ANSWER_HEADERS: dict[str, Any] = {
+    "Forebay-Record-Lag": {"description": "Records behind the log; absent while unknown.", "schema": _NATURAL},
+    "Forebay-Time-Lag-Ms": {"description": "Time behind the log; absent while unknown.", "schema": _NATURAL},
+    "Forebay-Age-Ms": {"description": "Time behind the source; absent while unknown.", "schema": _NATURAL},
+    "Forebay-Position": {"description": "Position token of the answer.", "schema": {"type": "string"}},
+    "Forebay-Role": {
+        "description": "The replica's role.",
+        "schema": {"type": "string", "enum": ["active", "restoring", "standby"]},
+    },
+    "Forebay-Host": {"description": "The worker that answered.", "schema": {"type": "string"}},
+    "Forebay-Attempts": {
+        "description": "By routers: the other workers that were asked for a key, and the outcome.",
+        "schema": {"type": "string"},
+    },
+    "Forebay-Waited-Ms": {
+        "description": "How long the read waited for its bounds, as `wait_ms` allowed; absent if it did not.",
+        "schema": _NATURAL,
+    },
+}
+"""What is said of an answer of one replica in headers; the members of its document, and more."""
+PROBLEM_HEADERS: dict[str, Any] = {
+    "Forebay-Problem": {"description": "The name of the problem's type.", "schema": {"type": "string"}},
+}
+EXPOSED_HEADERS = (*ANSWER_HEADERS, *PROBLEM_HEADERS, "Retry-After")
+
+PROBLEM_SCHEMA: dict[str, Any] = {
+    "title": "Problem",
+    "description": "RFC 9457 problem details; further members depend on the type.",
+    "type": "object",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string", "pattern": "^urn:forebay:problem:"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+    },
+}
+
+
+_TAGS = {
+    "reads": "What stores hold: keys, batches, lists and changes, each with the lag of its answer.",
+    "metadata": "The stores, which worker holds what (KIP-535), and how far each replica is.",
+    "console": "What is wrong, what changed, and the history of the last minutes, as the console shows them.",
+    "ops": "For supervisors, load balancers and Prometheus.",
+}
+"""In the order of the documentation."""
+
+
+class RawPath:
+    """Routes by the path as received: a ``%2F`` belongs to its key, and nothing is decoded twice."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope["path"] = scope["raw_path"].decode("ascii", "replace")
+        await self._app(scope, receive, send)
+
+
+class KeyLengths:
+    """Refuses requests with a key, or a bound of a range of keys, longer than allowed, before any work on it."""
+
+    def __init__(self, app: ASGIApp, max_key_bytes: int) -> None:
+        self._app = app
+        self._max_key_bytes = max_key_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        problem = self._refusal(scope) if scope["type"] == "http" else None
+        app: ASGIApp = self._app if problem is None else respond(problem_answer(problem))
+        await app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Problem | None:
+        segments = scope["raw_path"].split(b"/keys/")[1:]
+        if any(len(segment.split(b"/")[0]) > self._max_key_bytes for segment in segments):
+            return key_too_long(self._max_key_bytes)
+        try:
+            for item in split_query(scope["query_string"]):
+                if item.name in _KEY_BOUNDS and len(item.received) > self._max_key_bytes:
+                    return BadParameter(
+                        f"{item.name}= is longer than {self._max_key_bytes} bytes (max_key_bytes).",
+                        parameter=item.name,
+                    )
+        except BadParameter as problem:
+            return problem
+        return None
+
+
+class BrowserCors(CORSMiddleware):
+    """CORS for requests with an origin; nothing is added for others, which do not come from browsers."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        named = any(name == b"origin" for name, _ in scope.get("headers", ()))
+        await (super().__call__(scope, receive, send) if named else self.app(scope, receive, send))
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """The answer to a browser's preflight; a refusal is a problem like any other."""
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        refusal = respond(problem_answer(BadRequest(f"{bytes(response.body).decode()}.")))
+        for name, value in response.headers.items():
+            if name.startswith("access-control-") or name == "vary":
+                refusal.headers[name] = value
+        return refusal
+
+
+async def body_of(request: Request, most_bytes: int, memory: Held) -> bytes:
+    """A request's body, which is held in ``memory``.
+
+    Raises ``BodyTooLarge`` as soon as it is known to be too large, ``Overloaded`` if there is no room for it,
+    ``BadRequest`` if it is cut off.
+    """
+    body = bytearray()
+    try:
+        async for piece in request.stream():
+            memory.take(len(piece))
+            body += piece
+            if len(body) > most_bytes:
+                raise BodyTooLarge(f"The body is longer than {most_bytes} bytes; send it in several requests.")
+    except ClientDisconnect:
+        # The client has left, and nothing is wrong here.
+        raise BadRequest("The connection was closed before the body was complete.") from None
+    return bytes(body)
+
+
+def respond(answer: HttpAnswer | LargeAnswer) -> Response:
+    """An answer as a response of the framework."""
+    if isinstance(answer, LargeAnswer):
+        return LargeResponse(answer)
+    response = Response(answer.body, answer.status)
+    response.raw_headers = [*answer.headers(), (b"content-length", b"%d" % len(answer.body))]
+    return response
+
+
+class HeldResponse(Response):
+    """A response that holds something until it is sent, or its client has left."""
+
+    def __init__(self, response: Response, held: contextlib.ExitStack) -> None:
+        self._response = response
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it, and release what it held."""
+        with self._held:
+            await self._response(scope, receive, send)
+
+
+def responses(
+    *problems: type[Problem],
+    schema: dict[str, Any] | None = None,
+    media_type: str = "application/json",
+    headers: dict[str, Any] | None = None,
+) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI responses of a route: its success schema and, by status, its problems."""
+    documented: dict[int | str, dict[str, Any]] = {
+        200: {"description": "OK", "content": {media_type: {"schema": schema or {"type": "object"}}}}
+    }
+    if headers is not None:
+        documented[200]["headers"] = headers
+    _document_problems(documented, BadRequest, *problems, InternalError)
+    return documented
+
+
+def _document_problems(documented: dict[int | str, dict[str, Any]], *problems: type[Problem]) -> None:
+    for problem in problems:
+        names = documented.setdefault(
+            str(problem.status),
+            {
+                "description": "",
+                "headers": PROBLEM_HEADERS,
+                "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+            },
+        )
+        names["description"] = ", ".join(filter(None, [names["description"], f"`{problem.name}`"]))
+
+
+def make_application(
+    tier: str,
+    *,
+    cors_allow_origins: tuple[str, ...],
+    ready: Callable[[], Awaitable[Problem | None]],
+    metrics: Callable[[], Awaitable[Collector]],
+    authenticator: Authenticator | None,
+    tickets: Tickets,
+    hosts: AllowedHosts,
+    refusals: Counter[int],
+    limits: Limits,
+    max_key_bytes: int,
+    max_answer_bytes: int,
+    request_timeout_ms: int,
+    lifespan: Any = None,
+) -> FastAPI:
+    """An application with the ops paths, problem answers and raw-path routing of both tiers.
+
+    ``ready`` returns why the process is not ready, None if it is; ``metrics`` collects what a scraper gets.
+    Without ``authenticator`` every request for one of ``hosts`` is accepted; ``refusals`` counts refused
+    requests by status.
+    """
+    app = FastAPI(
+        title=f"forebay {tier}",
+        version=__version__,
+        description="State of Spark streams, read by key, with the lag of every answer.",
+        openapi_tags=[{"name": name, "description": text} for name, text in _TAGS.items()],
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.add_middleware(RawPath)
+    app.add_middleware(KeyLengths, max_key_bytes=max_key_bytes)
+    if authenticator is not None:
+        app.add_middleware(Guard, authenticator=authenticator, tickets=tickets, refusals=refusals)
+    app.add_middleware(WholeAnswers, limits=limits, max_answer_bytes=max_answer_bytes, piece_ms=request_timeout_ms)
+    # Added after the guard, so it runs before that: a browser may read why it was refused.
+    options = cors_options(cors_allow_origins)
+    if options is not None:
+        app.add_middleware(BrowserCors, **options)
+    if not hosts.any:
+        app.add_middleware(HostGuard, hosts=hosts, refusals=refusals)
+    # Added last, so it runs first.
+    app.add_middleware(TicketParameter)
+    _answer_errors_as_problems(app)
+    _add_ops_routes(app, ready, metrics)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def cors_options(cors_allow_origins: tuple[str, ...]) -> dict[str, Any] | None:
+    """The CORS middleware's options; None if no origin is allowed and there is no middleware."""
+    if not cors_allow_origins:
+        return None
+    return {
+        "allow_origins": list(cors_allow_origins),
+        "allow_methods": ["GET", "POST", "OPTIONS"],
+        "allow_headers": ["*"],
+        "expose_headers": list(EXPOSED_HEADERS),
+    }
+
+
+def _answer_errors_as_problems(app: FastAPI) -> None:
+    async def on_problem(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Problem)
+        return respond(problem_answer(error))
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path = request.scope["path"]
+        problem: Problem
+        if error.status_code == 404:
+            problem = UnknownPath(f"There is nothing at {path}; GET /docs lists all paths.")
+        elif error.status_code == 405:
+            problem = MethodNotAllowed(f"{path} does not support {request.method}.")
+        else:
+            problem = BadRequest(str(error.detail))
+        response = respond(problem_answer(problem))
+        for name, value in (error.headers or {}).items():
+            response.headers[name] = value
+        if error.status_code == 405:
+            # From all routes of the path: the framework names only the methods of the first.
+            response.headers["allow"] = ", ".join(sorted(_methods(app, request.scope)))
+        return response
+
+    async def on_validation(request: Request, error: Exception) -> Response:
+        errors = error.errors() if hasattr(error, "errors") else []
+        found = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in errors)
+        return respond(problem_answer(BadRequest(found or "The request is not valid.")))
+
+    async def on_crash(request: Request, error: Exception) -> Response:
+        log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+        return respond(problem_answer(InternalError("The service failed; its log says why.")))
+
+    from fastapi.exceptions import RequestValidationError
+
+    app.add_exception_handler(Problem, on_problem)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(RequestValidationError, on_validation)
+    app.add_exception_handler(Exception, on_crash)
+
+
+def _methods(app: FastAPI, scope: Scope) -> set[str]:
+    matching = [route for route in app.routes if route.matches(scope)[0] is not Match.NONE]
+    return {method for route in matching for method in getattr(route, "methods", None) or ()}
+
+
+def _add_ops_routes(
+    app: FastAPI,
+    ready: Callable[[], Awaitable[Problem | None]],
+    collect: Callable[[], Awaitable[Collector]],
+) -> None:
+    async def livez() -> Response:
+        """One turn of the event loop."""
+        return respond(json_answer({"live": True}))
+
+    async def readyz(request: Request) -> Response:
+        """Whether traffic should be sent here; lag alone does not change it."""
+        problem = await ready()
+        if problem is not None and is_unknown(request.scope):
+            # Why names hosts, stores and paths.
+            problem = NotReady(
+                "Not ready; a request that may read here is told why.", retry_after_s=problem.retry_after_s
+            )
+        return respond(json_answer({"ready": True}) if problem is None else problem_answer(problem))
+
+    async def metrics() -> Response:
+        """Metrics in Prometheus' text format."""
+        collected = _Collected(list((await collect()).collect()))
+        # Of thousands of replicas the text takes a quarter of a second, in which no read would be answered.
+        text = await asyncio.to_thread(generate_latest, collected)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    def add(path: str, endpoint: Callable[..., Awaitable[Response]], answers: dict[int | str, Any]) -> None:
+        app.add_api_route(
+            path, endpoint, methods=["GET"], tags=["ops"], responses=answers, response_class=Response
+        )
+        app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
+        app.add_api_route(path, _options, methods=["OPTIONS"], include_in_schema=False)
+
+    add("/livez", livez, responses())
+    add("/readyz", readyz, responses(NotReady))
+    text: dict[int | str, Any] = {
+        200: {"description": "OK", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    }
+    add("/metrics", metrics, {**responses(), **text})
+    add_api_page(app)
+    for path in ("/openapi.json", "/docs"):
+        app.add_api_route(path, _options, methods=["OPTIONS"], include_in_schema=False)
+
+
+class _Collected(Collector):
+    """Metrics that were collected before."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        return self._metrics
+
+
+async def _options() -> Response:
+    return Response(status_code=200, headers={"allow": "GET, HEAD, OPTIONS"})
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        schema = get_openapi(
+            title=app.title,
+            version=app.version,
+            description=app.description,
+            routes=app.routes,
+            tags=app.openapi_tags,
+        )
+        schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+        schemas.update({**components(schema["paths"]), "Problem": PROBLEM_SCHEMA})
+        schema["components"]["securitySchemes"] = {
+            "token": {"type": "http", "scheme": "bearer"},
+            "ticket": {"type": "apiKey", "in": "query", "name": "ticket"},
+        }
+        for path, operations in schema["paths"].items():
+            for operation in operations.values():
+                # Validation errors are problems of status 400 here.
+                operation["responses"].pop("422", None)
+                if path not in OPEN_PATHS:
+                    # Whether a token is required is a setting.
+                    schemes = ("token",) if followed(path) is None else ("token", "ticket")
+                    operation["security"] = [*({scheme: []} for scheme in schemes), {}]
+                    _document_problems(operation["responses"], HostNotAllowed, Unauthenticated, Forbidden)
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schema["components"]["schemas"].pop(unused, None)
+        app.openapi_schema = schema
+    return app.openapi_schema

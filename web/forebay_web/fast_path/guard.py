@@ -1,0 +1,57 @@
+"""Checks recognised requests with the authenticator, as ``forebay_web.request_guard`` does for all others."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from forebay.authentication import Authenticator
+from forebay.errors import Problem
+from forebay.wire.answers import HttpAnswer, problem_answer
+from forebay_web.fast_path.protocol import FastPathProtocol, Handlers, KeyHandler, Outcome
+from forebay_web.fast_path.recogniser import RecognisedBatch, RequestTemplate
+
+
+def guarded(handlers: Handlers, authenticator: Authenticator | None, refusals: Counter[int]) -> Handlers:
+    """The handlers, wrapped to ask the authenticator first if there is one.
+
+    ``refusals`` counts refused requests by status.
+    """
+    return handlers if authenticator is None else _Guarded(handlers, authenticator, refusals)
+
+
+class _Guarded:
+    """Passes requests that the authenticator accepts on to the handlers."""
+
+    def __init__(self, handlers: Handlers, authenticator: Authenticator, refusals: Counter[int]) -> None:
+        self._handlers = handlers
+        self._authenticator = authenticator
+        self._refusals = refusals
+
+    def key(self, template: RequestTemplate) -> KeyHandler:
+        keys, authorization = f"/v1/stores/{template.store}/keys/", template.authorization
+        authenticate = self._authenticator.authenticate
+        read: KeyHandler | None = None
+
+        def guarded(segment: bytes, protocol: FastPathProtocol) -> Outcome:
+            nonlocal read
+            try:
+                authenticate("GET", keys + segment.decode(), authorization)
+            except Problem as problem:
+                return self._refused(problem)
+            if read is None:
+                # Only now: whoever is refused has nothing prepared.
+                read = self._handlers.key(template)
+            return read(segment, protocol)
+
+        return guarded
+
+    def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> Outcome:
+        try:
+            self._authenticator.authenticate(*request.target(), request.template.authorization)
+        except Problem as problem:
+            return self._refused(problem)
+        return self._handlers.batch(request, protocol)
+
+    def _refused(self, problem: Problem) -> HttpAnswer:
+        self._refusals[problem.status] += 1
+        return problem_answer(problem)

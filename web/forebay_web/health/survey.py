@@ -1,0 +1,175 @@
+"""A survey of all partitions: the condition of each store, repeated as often as its cost allows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from forebay.clock import boot_ms, epoch_ms
+from forebay.lag import UNKNOWN_LAG, Lag, worst_lag
+from forebay.store_spec import StoreSpec
+from forebay.streams_metadata import StreamsMetadataState
+from forebay_web.health.findings import Finding
+from forebay_web.health.replica_states import Condition, ReplicaState, condition, first_replica
+from forebay_web.health.silent_writers import acceptable_age_ms, follows
+
+log = logging.getLogger(__name__)
+
+_INTERVAL_MS = 1_000.0
+_LARGEST_SHARE = 0.02
+"""Of a core's time that surveys may take: those of many partitions are made less often."""
+_SLICE = 100
+"""Partitions surveyed at once, in a fraction of a millisecond: reads are answered in between."""
+_MOST_NAMED = 16
+"""Partitions, failures and restores that are named; the others are counted."""
+
+
+class Surveyed(Protocol):
+    """A process whose knowledge of replicas is surveyed."""
+
+    @property
+    def metadata(self) -> StreamsMetadataState:
+        """Which worker holds what, as far as is known here."""
+        ...
+
+    @property
+    def knows_all_replicas(self) -> bool:
+        """Whether a partition without a replica here has none anywhere."""
+        ...
+
+    @property
+    def expected_replicas(self) -> int | None:
+        """How many replicas each partition is to have; None if that is not known here."""
+        ...
+
+    def replica_states(self, spec: StoreSpec, partition: int) -> list[ReplicaState]:
+        """The replicas of a partition that are known here."""
+        ...
+
+    def live_workers(self) -> dict[str, bool]:
+        """Every worker known here, and whether it answers."""
+        ...
+
+    def own_findings(self) -> list[Finding]:
+        """What is wrong with the process or its connections, rather than with partitions."""
+        ...
+
+
+class Affected(NamedTuple):
+    """A replica that something is wrong with, or that is being restored."""
+
+    partition: int
+    replica: ReplicaState
+
+
+@dataclass
+class StoreSurvey:
+    """One store at the time of a survey: ``lag`` is the largest of the replicas that reads go to first."""
+
+    store: str
+    partitions: int = 0
+    """Those known here: on a worker, those that it holds."""
+    conditions: Counter[Condition] = field(default_factory=Counter)
+    named: dict[Condition, list[int]] = field(default_factory=dict)
+    """The first partitions in each condition."""
+    failures: list[Affected] = field(default_factory=list)
+    restores: list[Affected] = field(default_factory=list)
+    notices: dict[str, Affected] = field(default_factory=dict)
+    """By kind, the first replica that has it."""
+    lag: Lag = UNKNOWN_LAG
+    acceptable_age_ms: float = math.inf
+    """Above that the source is behind, or stopped."""
+    source_age_ms: float = math.inf
+    """The least age of the replicas that follow their log: what the source has put into it is no newer."""
+    under_replicated: int = 0
+    """Partitions with fewer replicas that answer than there are to be, but with one."""
+    under_replicated_named: list[int] = field(default_factory=list)
+    firsts: dict[int, tuple[str, str] | None] = field(default_factory=dict)
+    """By partition: host and role of the replica that reads go to first; None without any."""
+    _pairs: dict[tuple[str, str] | None, tuple[str, str] | None] = field(default_factory=dict)
+
+    def add(self, partition: int, replicas: list[ReplicaState], expected: int | None = None) -> None:
+        """Count one partition, which is to have so many replicas."""
+        first = first_replica(replicas)
+        found = condition(first)
+        self.partitions += 1
+        self.conditions[found] += 1
+        if len(partitions := self.named.setdefault(found, [])) < _MOST_NAMED:
+            partitions.append(partition)
+        for replica in replicas:
+            if replica.failure is not None and len(self.failures) < _MOST_NAMED:
+                self.failures.append(Affected(partition, replica))
+            for kind in replica.notices:
+                self.notices.setdefault(kind, Affected(partition, replica))
+            if replica.restored_records is not None and len(self.restores) < _MOST_NAMED:
+                self.restores.append(Affected(partition, replica))
+        if expected is not None and 0 < sum(replica.live for replica in replicas) < expected:
+            self.under_replicated += 1
+            self.under_replicated_named += [partition] * (self.under_replicated <= _MOST_NAMED)
+        lag = UNKNOWN_LAG if first is None else first.lag
+        if lag.age_ms is not None and follows(lag):
+            self.source_age_ms = min(self.source_age_ms, lag.age_ms)
+        self.lag = lag if self.partitions == 1 else worst_lag([self.lag, lag])
+        pair = None if first is None else (first.host, first.role)
+        # The same object for all of a worker: there may be tens of thousands of partitions.
+        self.firsts[partition] = self._pairs.setdefault(pair, pair)
+
+
+@dataclass(frozen=True)
+class Surveys:
+    """All stores at the time of a survey, and which workers answered then."""
+
+    at_epoch_ms: int = 0
+    """0 before the first survey."""
+    generation: int = 0
+    stores: Mapping[str, StoreSurvey] = field(default_factory=dict)
+    workers: Mapping[str, bool] = field(default_factory=dict)
+
+
+class Survey:
+    """Surveys a process again and again; ``on_survey`` gets each survey and the one before."""
+
+    def __init__(self, surveyed: Surveyed, on_survey: Callable[[Surveys, Surveys], None]) -> None:
+        self._surveyed = surveyed
+        self._on_survey = on_survey
+        self.newest = Surveys()
+
+    async def run(self) -> None:
+        """Survey again and again."""
+        while True:
+            took_ms = 0.0
+            steps = self.steps()
+            while True:
+                begun_boot_ms = boot_ms()
+                try:
+                    done = next(steps, None) is None
+                except Exception:
+                    log.exception("a survey of the replicas failed")
+                    done = True
+                took_ms += boot_ms() - begun_boot_ms
+                if done:
+                    break
+                await asyncio.sleep(0)
+            await asyncio.sleep(max(_INTERVAL_MS, took_ms / _LARGEST_SHARE) / 1000)
+
+    def steps(self) -> Iterator[int]:
+        """Survey all partitions, a slice at a time; ``newest`` is the result once all is done."""
+        surveyed, state = self._surveyed, self._surveyed.metadata
+        expected = surveyed.expected_replicas
+        stores: dict[str, StoreSurvey] = {}
+        for spec in list(state.stores.values()):
+            survey = stores[spec.name] = StoreSurvey(spec.name, acceptable_age_ms=acceptable_age_ms(spec))
+            for partition in range(spec.partitions):
+                replicas = surveyed.replica_states(spec, partition)
+                if replicas or surveyed.knows_all_replicas:
+                    survey.add(partition, replicas, expected)
+                if partition % _SLICE == _SLICE - 1:
+                    yield partition
+        newest = Surveys(int(epoch_ms()), state.map.generation.number, stores, surveyed.live_workers())
+        before, self.newest = self.newest, newest
+        self._on_survey(before, newest)

@@ -1,0 +1,116 @@
+"""Batches whose answers are large: made, packed and unpacked in turns with other work."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgpack
+
+from forebay.clock import boot_ms
+from forebay.event_loop_turns import in_turns
+from forebay.lag import Lag, Tolerance
+from forebay.wire.answer_aging import aged, bounds_exceeded
+from forebay.wire.answers import JSON_HEAD, NO_STORE, HttpAnswer
+from forebay.wire.batches import (
+    FRAMES_HEAD,
+    BatchKeys,
+    KeyResult,
+    batch_answer,
+    key_result,
+    problem_result,
+    read_batch_frames,
+    require_batch_frames,
+)
+from forebay.wire.retryable_statuses import WITH_LAG
+from forebay_web.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
+
+_BIN_32 = struct.Struct(">BI")
+"""The type and the size of bytes of any length in MessagePack."""
+_BIN_32_TYPE = 0xC6
+
+
+async def batch_answer_in_turns(
+    keys: BatchKeys, results: Sequence[KeyResult], *, frames: bool = False
+) -> HttpAnswer | LargeAnswer:
+    """The same as ``batch_answer``, for results of any size."""
+    if not keys.large and sum(len(body) for _, body in results) <= MOST_AT_ONCE_BYTES:
+        return batch_answer(keys, results, frames=frames)
+    if frames:
+        return LargeAnswer(200, FRAMES_HEAD, list(_frames(results)))
+    return LargeAnswer(200, JSON_HEAD + NO_STORE, await in_turns(_documents(keys, results)))
+
+
+def _documents(keys: BatchKeys, results: Iterable[KeyResult]) -> Iterator[bytes]:
+    yield b'{"results":['
+    for place, (status, body) in enumerate(results):
+        if place:
+            yield b","
+        yield body if status == 200 else problem_result(keys, place, body)
+    yield b"]}"
+
+
+def _frames(results: Sequence[KeyResult]) -> Iterator[bytes]:
+    packer = msgpack.Packer()
+    yield packer.pack_array_header(2) + packer.pack([status for status, _ in results])
+    yield packer.pack_array_header(len(results))
+    for _, body in results:
+        yield _BIN_32.pack(_BIN_32_TYPE, len(body))
+        yield body
+
+
+async def read_batch_frames_in_turns(pieces: Sequence[bytes], count: int) -> tuple[list[int], list[bytes]]:
+    """The same as ``read_batch_frames``, for an answer that arrived in some pieces."""
+    if len(pieces) == 1:
+        return read_batch_frames(pieces[0], count)
+    frames: list[Any] = []
+    try:
+        await in_turns(_unpacking(pieces, frames))
+        outer, statuses, inner, *bodies = frames
+        if (outer, inner) == (2, len(bodies)):
+            return require_batch_frames(statuses, bodies, count)
+    except (TypeError, ValueError, msgpack.UnpackException) as error:
+        raise ValueError(f"answered with something other than a batch: {error}") from None
+    raise ValueError("answered with something other than a batch")
+
+
+def _unpacking(pieces: Sequence[bytes], frames: list[Any]) -> Iterator[None]:
+    """Unpack an answer one body after the other: sizes and statuses precede them."""
+    unpacker = msgpack.Unpacker(max_buffer_size=sum(map(len, pieces)))
+    for piece in pieces:
+        unpacker.feed(piece)
+        with contextlib.suppress(msgpack.OutOfData):
+            while True:
+                frames.append(unpacker.read_array_header() if len(frames) in (0, 2) else unpacker.unpack())
+                yield
+    if unpacker.tell() != sum(map(len, pieces)):
+        raise ValueError("it is cut")
+
+
+async def results_by_now(
+    results: Sequence[KeyResult], as_of_boot_ms: Sequence[float], tolerance: Tolerance, store: str
+) -> list[KeyResult]:
+    """Results with their present lag, each right as of a time; a problem in place of each beyond its bounds."""
+    return await in_turns(
+        _by_now(result, boot_ms() - at_boot_ms, tolerance, store)
+        for result, at_boot_ms in zip(results, as_of_boot_ms, strict=True)
+    )
+
+
+def _by_now(result: KeyResult, waited_ms: float, tolerance: Tolerance, store: str) -> KeyResult:
+    status, body = result
+    if status not in WITH_LAG:
+        return result
+    body, lag = aged(body, waited_ms)
+    if lag is None or tolerance.met_by(lag):
+        return status, body
+    return key_result(bounds_exceeded(store, tolerance, lag))
+
+
+def lag_by_now(result: KeyResult, waited_ms: float) -> Lag | None:
+    """The lag that a result has after waiting, None if it states none."""
+    status, body = result
+    lag = aged(body, 0)[1] if status in WITH_LAG else None
+    return None if lag is None else lag.aged(waited_ms)

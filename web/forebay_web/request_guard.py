@@ -1,0 +1,134 @@
+"""Checks every request, its host and its credentials, before the application sees it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from forebay.authentication import Authenticator
+from forebay.errors import BadRequest, HostNotAllowed, Problem
+from forebay.process_identity import IDENTITY_PATH
+from forebay.wire.answers import problem_answer
+from forebay_web.hosts import AllowedHosts
+from forebay_web.ticket_parameter import TICKET, TICKET_HOLDER
+from forebay_web.tickets import Tickets
+
+OPEN_PATHS = ("/livez", "/readyz", IDENTITY_PATH)
+"""Open to all: load balancers and supervisors have no token, and routers send theirs only to whom they know."""
+CONSOLE_PATH = "/console"
+"""The page and, below, its files. They contain no data; what the page requests needs a token."""
+
+_LATER_REFUSAL = "forebay.later_refusal"
+_UNKNOWN = "forebay.unknown"
+_MOST_SHOWN_BYTES = 255
+
+
+def is_unknown(scope: Scope) -> bool:
+    """Whether a request to an open path comes from somebody who would get nothing else."""
+    return bool(scope.get(_UNKNOWN, False))
+
+
+def _path(scope: Scope) -> str:
+    return str(scope["raw_path"].decode("ascii", "replace"))
+
+
+def later_refusal(scope: Scope) -> Problem | None:
+    """Why an accepted request would now be refused, None if it would not: an answer may outlast a token."""
+    refusal: Callable[[Scope], Problem | None] | None = scope.get(_LATER_REFUSAL)
+    return None if refusal is None else refusal(scope)
+
+
+def _is_console(path: str) -> bool:
+    return path in ("/", CONSOLE_PATH) or path.startswith(f"{CONSOLE_PATH}/")
+
+
+async def _refuse(problem: Problem, refusals: Counter[int], send: Send) -> None:
+    refusals[problem.status] += 1
+    answer = problem_answer(problem)
+    headers = [*answer.headers(), (b"content-length", b"%d" % len(answer.body))]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+class HostGuard:
+    """Refuses requests that name a host which is not allowed; of ``OPEN_PATHS`` they get the status only.
+
+    A request without a host, as of HTTP/1.0, is no browser's. ``refusals`` counts refused requests by status.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: AllowedHosts, refusals: Counter[int]) -> None:
+        self._app = app
+        self._hosts = hosts
+        self._refusals = refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        named = [value for name, value in scope.get("headers", ()) if name == b"host"]
+        other = next((host for host in named if not self._hosts.allows(host)), None)
+        if other is not None and _path(scope) not in OPEN_PATHS:
+            shown = other[:_MOST_SHOWN_BYTES].decode("latin-1")
+            problem = HostNotAllowed(
+                f"The host {shown!r} is not this process's; an operator can allow its name with --allowed-hosts."
+            )
+            await _refuse(problem, self._refusals, send)
+            return
+        if other is not None:
+            scope[_UNKNOWN] = True
+        await self._app(scope, receive, send)
+
+
+class Guard:
+    """Answers requests that the authenticator refuses; others, ``OPEN_PATHS`` and the console's page go on.
+
+    It runs after CORS, which answers preflights by itself: a browser sends no token with them. ``refusals`` counts
+    refused requests by status.
+    """
+
+    def __init__(
+        self, app: ASGIApp, authenticator: Authenticator, tickets: Tickets, refusals: Counter[int]
+    ) -> None:
+        self._app = app
+        self._authenticator = authenticator
+        self._tickets = tickets
+        self._refusals = refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or _is_console(_path(scope)):
+            await self._app(scope, receive, send)
+            return
+        problem = self._refusal(scope)
+        if _path(scope) in OPEN_PATHS:
+            scope[_UNKNOWN] = is_unknown(scope) or problem is not None
+            await self._app(scope, receive, send)
+            return
+        if problem is None:
+            scope[_LATER_REFUSAL] = self._refusal
+            await self._app(scope, receive, send)
+            return
+        await _refuse(problem, self._refusals, send)
+
+    def _refusal(self, scope: Scope) -> Problem | None:
+        if TICKET in scope:
+            return self._ticket_refusal(scope)
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(given) > 1:
+            return BadRequest("The request has more than one Authorization header; send one.")
+        try:
+            self._authenticator.authenticate(
+                scope["method"], _path(scope), given[0].strip(b" \t") if given else b""
+            )
+        except Problem as problem:
+            return problem
+        return None
+
+    def _ticket_refusal(self, scope: Scope) -> Problem | None:
+        """Why a ticket does not open a stream; of a stream that it has opened, whether its token is gone."""
+        try:
+            if TICKET_HOLDER in scope:
+                self._tickets.require_known(scope[TICKET_HOLDER])
+            else:
+                scope[TICKET_HOLDER] = self._tickets.open(scope[TICKET], scope["method"], _path(scope))
+        except Problem as problem:
+            return problem
+        return None
