@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PRODUCT = ("core", "web", "client", "changelog", "service", "router")
+PRODUCT = ("core", "changelog", "client", "web", "console", "tap", "spark", "service", "router")
 BANNED = frozenset({"told", "came", "asked", "heard", "look", "think", "hurry", "hasten", "say"})
 """An event is ``on_…``, a question ``is_…`` or ``has_…``, an action a verb of the field."""
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from forebay.errors import BadKey, Problem
 from forebay.streams_metadata import HostInfo
 from forebay.wire.batches import MOST_BODY_BYTES, MOST_KEYS
+from forebay.wire.problems import problem_of
 from forebay.wire.retryable_statuses import OF_THE_REPLICA
 from forebay_client.exchange import Request
-from forebay_client.problems import problem_of
 from forebay_client.request_identity import Requested, batch_mismatch
 from forebay_client.results import Answer, answer_of
 from forebay_client.store_paths import store_path

@@ -13,6 +13,7 @@ from forebay.position import later_position
 from forebay.store_kinds import STORE_KINDS, StoreKind
 from forebay.store_spec import StoreSpec
 from forebay.wire.answers import ReplicaInfo
+from forebay.wire.problems import problem_of
 from forebay.wire.retryable_statuses import OF_THE_SERVER, TRANSIENT
 from forebay.wire.scans import posted_cursor
 from forebay_client.exchange import (
@@ -42,7 +43,6 @@ from forebay_client.key_batches import (
 from forebay_client.options import ALL_KEYS, ReadOptions, Time, check, epoch_ms_of
 from forebay_client.partitioned_exchange import PartitionedExchange
 from forebay_client.positions import Positions
-from forebay_client.problems import problem_of
 from forebay_client.request_identity import Requested, spec_mismatch
 from forebay_client.results import ITEM_TYPES, Answer, Change, Page, answer_of, page_of
 from forebay_client.scattered_page import scattered_page

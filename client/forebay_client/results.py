@@ -11,9 +11,9 @@ from forebay.errors import Problem, UnknownKey
 from forebay.lag import Lag
 from forebay.unproven import UnprovenRange
 from forebay.wire.answers import ReplicaInfo
+from forebay.wire.problems import problem_of
 from forebay.wire.server_sent_events import Event
 from forebay_client.documents import parse_document
-from forebay_client.problems import problem_of
 
 T = TypeVar("T")
 Document = Mapping[str, Any]

@@ -27,13 +27,13 @@ from forebay.wire.answer_aging import bounds_exceeded, time_reserved_for_retry_m
 from forebay.wire.list_bodies import list_head, list_tail
 from forebay.wire.list_routes import SCAN_ROUTES
 from forebay.wire.parameters import ENTRIES_PARAMETERS, parse_parameters
+from forebay.wire.problems import problem_of
 from forebay.wire.retryable_statuses import TRANSIENT
 from forebay.wire.scans import Scan, make_scan, posted_cursor
 from forebay_client.documents import parse_document
 from forebay_client.exchange import Plan, Request, not_of_a_read, together
 from forebay_client.options import query_string
 from forebay_client.partitioned_exchange import PartitionedExchange
-from forebay_client.problems import problem_of
 from forebay_client.request_identity import Requested
 from forebay_client.target_partition import TargetPartition
 

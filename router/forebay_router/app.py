@@ -13,9 +13,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from forebay.authentication import Authenticator
 from forebay.clock import boot_ms
-from forebay.console.data_routes import Console, add_console_routes
-from forebay.console.history import Bounds
-from forebay.console.page import add_console_page
 from forebay.errors import (
     AnswerTooLarge,
     BadKey,
@@ -41,6 +38,9 @@ from forebay.wire.answers import problem_answer
 from forebay.wire.batches import MOST_BODY_BYTES
 from forebay.wire.key_changes import resumed
 from forebay.wire.parameters import ReadParameters, parse_parameters
+from forebay_console.data_routes import Console, add_console_routes
+from forebay_console.history import Bounds
+from forebay_console.page import add_console_page
 from forebay_router.changes_routes import add_changes_routes
 from forebay_router.metrics import ANSWER_MS, RouterMetrics
 from forebay_router.processes.process_group import ProcessGroupView
@@ -114,7 +114,7 @@ def make_app(
 ) -> FastAPI:
     """The application of a router's process, which starts to discover workers when the application starts."""
     console = Console.of("router", router, metrics.store_counts)
-    whole = ProcessGroupView(router, metrics, console.history, place)
+    whole = ProcessGroupView(router, metrics, console.history.samples, place)
     tickets = Tickets(ticket_key_of(router.settings.ticket_key_file, place.ticket_key), authenticator)
 
     @contextlib.asynccontextmanager

@@ -11,7 +11,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from forebay import __version__
-from forebay.console.history import StoreCounts
 from forebay.lag import Lag
 from forebay.wire.answers import HttpAnswer
 from forebay.wire.batches import KeyResult
@@ -19,6 +18,7 @@ from forebay.wire.retryable_statuses import WITH_LAG
 from forebay_router.router import Router
 from forebay_router.served_lag import ServedLag
 from forebay_router.upstream.replica_headers import reported_in
+from forebay_web.health.store_counts import StoreCounts
 from forebay_web.histogram import Histogram, combined
 from forebay_web.proxied_listener import ProxyHeaders
 from forebay_web.routes import BATCH_ROUTE

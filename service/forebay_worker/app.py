@@ -12,9 +12,6 @@ from fastapi.responses import Response
 
 from forebay.authentication import Authenticator
 from forebay.clock import boot_ms
-from forebay.console.data_routes import Console, add_console_routes
-from forebay.console.history import StoreSample
-from forebay.console.page import add_console_page
 from forebay.errors import (
     BadKey,
     BadParameter,
@@ -42,9 +39,12 @@ from forebay.wire.batches import MOST_BODY_BYTES, BatchKeys, KeyResult, read_bat
 from forebay.wire.key_changes import resumed
 from forebay.wire.parameters import WORKER_PARAMETERS, ReadParameters, parse_parameters
 from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
+from forebay_console.data_routes import Console, add_console_routes
+from forebay_console.page import add_console_page
 from forebay_web.application import HeldResponse, body_of, make_application, respond
 from forebay_web.client_disconnect import for_client
 from forebay_web.document_routes import add_document_routes
+from forebay_web.health.store_counts import StoreSample
 from forebay_web.hosts import ANY_HOST, AllowedHosts
 from forebay_web.large_answers import LargeAnswer
 from forebay_web.large_batches import batch_answer_in_turns, results_by_now

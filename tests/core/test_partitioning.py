@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forebay import partitioning
 from forebay.partitioning import Murmur2Partitioner, murmur2
-from forebay.spark.batch_murmur2 import murmur2_partitions
+from forebay_spark.batch_murmur2 import murmur2_partitions
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=150)
 

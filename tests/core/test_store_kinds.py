@@ -5,9 +5,6 @@ from typing import get_args
 
 import pytest
 
-from forebay.spark.kind_columns import KIND_COLUMNS
-from forebay.spark_checkpoint.description import TableKind
-from forebay.state_tap.conversion import CONVERSIONS
 from forebay.store_kinds import STORE_KINDS, StoreKind
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import KeyLayout
@@ -15,6 +12,9 @@ from forebay.wire.list_routes import SCAN_ROUTES
 from forebay_changelog.sqlite.compaction import COMPACTABLE
 from forebay_client.query_command import query
 from forebay_client.results import ITEM_TYPES
+from forebay_spark.kind_columns import KIND_COLUMNS
+from forebay_tap.conversion import CONVERSIONS
+from forebay_tap.spark_checkpoint.description import TableKind
 
 LAYOUTS = [layout for kind in STORE_KINDS.values() for layout in (kind, kind.with_latest_by) if layout is not None]
 MEMBERS = [*KeyLayout.__annotations__, *StoreKind.__annotations__]

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from forebay.state_tap.command import spark
+from forebay_tap.command import spark
 from tests.support.command_lines import settings_of
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ def test_every_python_of_the_package_is_tested():
 
 
 def test_every_spark_whose_checkpoints_are_read_is_tested():
-    archives = (ROOT / "tests" / "core" / "spark_checkpoint" / "checkpoints").glob("spark-*.tar.xz")
+    archives = (ROOT / "tests" / "tap" / "spark_checkpoint" / "checkpoints").glob("spark-*.tar.xz")
     assert MATRIX["spark"] == sorted(re.fullmatch(r"spark-(.+)\.tar\.xz", path.name)[1] for path in archives)
 
 

@@ -82,7 +82,7 @@ def in_batch(spark: Any, directory: Path, act: Callable[[Any, int], None]) -> An
 
 def arguments(function: Callable[..., Any]) -> set[str]:
     """The names of all arguments, in place of the columns each of theirs."""
-    from forebay.spark.columns import ColumnArguments
+    from forebay_spark.columns import ColumnArguments
 
     names = set(inspect.signature(function).parameters) - {"self"}
     return names if "columns" not in names else (names - {"columns"}) | ColumnArguments.__annotations__.keys()

@@ -197,7 +197,7 @@ def test_latest_by_rejects_null_and_equal_orders(spark, sink, tmp_path):
 @pytest.mark.parametrize("most_rows_here", [20_000, 0])
 def test_aggregates_update_and_deletes_are_tombstones(spark, sink, tmp_path, monkeypatch, most_rows_here):
     """The driver appends few rows itself, and tasks append many."""
-    monkeypatch.setattr("forebay.spark.sqlite_destination.MOST_ROWS_HERE", most_rows_here)
+    monkeypatch.setattr("forebay_spark.sqlite_destination.MOST_ROWS_HERE", most_rows_here)
     from pyspark.sql import functions as F
 
     source = Source(spark, tmp_path / "in", "k string, n bigint")
@@ -277,8 +277,8 @@ def test_a_batch_that_is_repeated_leaves_the_same_log(spark, sink, tmp_path):
 
 def test_a_query_that_is_never_without_backlog_is_compacted_too(spark, sink, tmp_path, monkeypatch):
     # The file source never says what there is still to come.
-    monkeypatch.setattr("forebay.spark.compaction._INTERVAL_S", 0.0)
-    monkeypatch.setattr("forebay.spark.compaction._SHARE", 1.0)
+    monkeypatch.setattr("forebay_spark.compaction._INTERVAL_S", 0.0)
+    monkeypatch.setattr("forebay_spark.compaction._SHARE", 1.0)
     at_once = functools.partial(sink._changelog.compact, limits=CompactionLimits(0, 0))
     monkeypatch.setattr(sink._changelog, "compact", at_once)
     source = Source(spark, tmp_path / "in", "k string, n bigint")
@@ -536,7 +536,7 @@ def test_a_log_that_is_reset_under_a_query_gets_no_more_of_it(spark, sink, tmp_p
         query.awaitTermination(60)
     assert content(sink, "latest") == {}
     # Before Spark's traceback, in one line.
-    (line,) = (record for record in caplog.records if record.name == "forebay.spark.write")
+    (line,) = (record for record in caplog.records if record.name == "forebay_spark.write")
     assert line.levelname == "ERROR"
     assert line.getMessage().startswith("batch 1 of latest was refused: latest: the log 't-latest-changelog' was")
 
@@ -757,7 +757,7 @@ def test_available_now_query_is_no_newer_than_its_start(spark, sink, tmp_path):
 
 def test_foreach_batch_writes_several_stores(spark, sink, tmp_path, monkeypatch):
     """A batch that failed in between is repeated without writing the first store twice."""
-    import forebay.spark.sink as module
+    import forebay_spark.sink as module
 
     laid_out, lay_out = [], module.lay_out
     monkeypatch.setattr(
@@ -1062,7 +1062,7 @@ class Reported:
         pass
 
     def onQueryProgress(self, event: Any) -> None:
-        from forebay.spark.heartbeats import left_no_backlog
+        from forebay_spark.heartbeats import left_no_backlog
 
         reported = event.progress
         rows = [state.numRowsTotal for state in reported.stateOperators]
@@ -1077,7 +1077,7 @@ def test_the_sinks_listeners_get_what_sparks_own_get(spark, sink, tmp_path):
     from pyspark.sql import functions as F
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
-    from forebay.spark.query_listener import QueryListener
+    from forebay_spark.query_listener import QueryListener
 
     listeners = [type("Listener", (Reported, base), {})() for base in (QueryListener, StreamingQueryListener)]
     for listener in listeners:
@@ -1097,8 +1097,8 @@ def test_the_sinks_listeners_get_what_sparks_own_get(spark, sink, tmp_path):
 
 def beat_after_batch(query: Any, as_of_ms: int) -> None:
     """Have the heartbeat written that follows a batch which left no backlog."""
-    from forebay.spark.query_runs import QUERY_RUNS
-    from forebay.spark.store_writer import beat_run
+    from forebay_spark.query_runs import QUERY_RUNS
+    from forebay_spark.store_writer import beat_run
 
     beat_run(QUERY_RUNS.of(str(query.id)), as_of_ms, 1)
 
@@ -1133,9 +1133,9 @@ def test_executors_need_not_have_forebay(sink, tmp_path):
     from pyspark import cloudpickle
 
     from forebay.partitioning import Murmur2Partitioner
-    from forebay.spark.executor import KeyColumns, Target, place_rows
-    from forebay.spark.sink import _BY_VALUE
-    from forebay.spark.sorted_runs import write_runs
+    from forebay_spark.executor import KeyColumns, Target, place_rows
+    from forebay_spark.sink import _BY_VALUE
+    from forebay_spark.sorted_runs import write_runs
 
     for module in _BY_VALUE:
         cloudpickle.register_pickle_by_value(module)

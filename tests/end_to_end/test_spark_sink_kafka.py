@@ -360,7 +360,7 @@ def test_versions_are_valid_from_the_times_of_their_rows(spark, sink, cluster, t
 @pytest.mark.parametrize(("options", "holds_back"), [({}, False), ({"minoffsetspertrigger": 1_000}, True)])
 def test_source_that_holds_records_back_is_recognised(spark, sink, cluster, tmp_path, options, holds_back):
     """However the query is started: its idle heartbeats would count records that are not in the store."""
-    from forebay.spark.query_runs import QUERY_RUNS
+    from forebay_spark.query_runs import QUERY_RUNS
 
     topic, servers = sink.topology.stores["counted"].topic, sink._changelog.kafka.spark()
     source = spark.readStream.format("kafka").options(**servers, **options).option("subscribe", topic).load()
@@ -378,8 +378,8 @@ def test_source_that_holds_records_back_is_recognised(spark, sink, cluster, tmp_
 
 
 def test_no_secret_of_the_connection_is_in_what_spark_shows(spark, tmp_path):
-    from forebay.spark.kafka_destination import KafkaDestination
     from forebay_changelog.kafka.changelog import KafkaChangelog
+    from forebay_spark.kafka_destination import KafkaDestination
 
     key = tmp_path / "key.pem"
     key.write_text("-----BEGIN PRIVATE KEY-----\nsecret\n-----END PRIVATE KEY-----\n")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from forebay.spark_checkpoint import Checkpoint
+from forebay_tap.spark_checkpoint import Checkpoint
 
-ARCHIVES = Path(__file__).parents[1] / "core/spark_checkpoint/checkpoints"
+ARCHIVES = Path(__file__).parents[1] / "tap/spark_checkpoint/checkpoints"
 MINORS = ("4.0", "4.1", "4.2", "4.3")
 
 

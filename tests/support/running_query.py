@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from forebay.spark_checkpoint import Checkpoint
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import LogicalKey
 from forebay.task_ids import TopicPartition
 from forebay.topology_file import parse_topology
 from forebay_changelog import Changelog, Consumer, Record, Wake
+from forebay_tap.spark_checkpoint import Checkpoint
 
 _MOST_POLLS = 200
 

@@ -1,8 +1,8 @@
 """The kinds of stores. A kind is one module here, and one entry of ``STORE_KINDS``.
 
 What needs a layer that may not be imported here, such as Spark's, is in a table of that layer: ``KIND_COLUMNS`` in
-``forebay.spark.kind_columns``, ``COMPACTABLE`` in ``forebay_changelog.sqlite.compaction``, ``CONVERSIONS`` in
-``forebay.state_tap.conversion`` and ``ITEM_TYPES`` in ``forebay_client.results``. A test holds that each has every
+``forebay_spark.kind_columns``, ``COMPACTABLE`` in ``forebay_changelog.sqlite.compaction``, ``CONVERSIONS`` in
+``forebay_tap.conversion`` and ``ITEM_TYPES`` in ``forebay_client.results``. A test holds that each has every
 kind.
 """
 

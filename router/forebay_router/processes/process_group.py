@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from prometheus_client.registry import Collector
 
-from forebay.console.history import History, StoreSample, merged
 from forebay.errors import NotReady, Problem
 from forebay.wire.answer_schemas.status import RouterProcess, RouterStatus
 from forebay_router.metrics import RouterMetrics
 from forebay_router.router import Router
+from forebay_web.health.store_counts import StoreSample, merged
 from forebay_web.processes.group_metrics import GroupMetrics
 from forebay_web.processes.peer_processes import PeerProcesses, ProcessSlot
 
@@ -23,9 +24,15 @@ _SILENT = RouterProcess(None, "silent", None)
 class ProcessGroupView:
     """Readiness, status, metrics and history of all processes together."""
 
-    def __init__(self, router: Router, metrics: RouterMetrics, history: History, place: ProcessSlot) -> None:
+    def __init__(
+        self,
+        router: Router,
+        metrics: RouterMetrics,
+        samples: Callable[[str], list[StoreSample]],
+        place: ProcessSlot,
+    ) -> None:
         self._router = router
-        self._history = history
+        self._samples = samples
         self._place = place
         self._metrics = GroupMetrics(place, metrics.steps, "router", "forebay_router_processes")
         self.peers = PeerProcesses(
@@ -71,10 +78,10 @@ class ProcessGroupView:
         others = [
             map(StoreSample.from_document, document) for document in answers.values() if document is not None
         ]
-        return merged([self._history.samples(store), *others])
+        return merged([self._samples(store), *others])
 
     def _samples_document(self, store: str) -> list[Any]:
-        return [sample.document() for sample in self._history.samples(store)]
+        return [sample.document() for sample in self._samples(store)]
 
     async def _states(self) -> list[RouterProcess]:
         states = {self._place.number: self._state()}

@@ -19,9 +19,9 @@ from forebay.timeouts import running_timeout
 from forebay.wire.answers import HttpAnswer
 from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient, require_followed
 from forebay.wire.parameters import ReadParameters
+from forebay.wire.problems import problem_of
 from forebay.wire.retryable_statuses import AT_FAULT
 from forebay.wire.server_sent_events import Event
-from forebay_client.problems import problem_of
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.reads.refusals import Attempt, refusal
 from forebay_router.reads.replica_request import ReplicaRequest

@@ -19,7 +19,7 @@ from forebay.timeouts import running_timeout
 from forebay.wire.answer_aging import as_of
 from forebay.wire.answers import HttpAnswer
 from forebay.wire.parameters import ReadParameters, split_query
-from forebay_client.problems import problem_of
+from forebay.wire.problems import problem_of
 from forebay_router.reads.replica_read import ask
 from forebay_router.reads.replica_request import ReplicaRequest
 from forebay_router.router import Router

@@ -3,11 +3,11 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import to_builtins
 
-from forebay.console.health import health_answer, summary
-from forebay.console.timeline import Timeline
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
+from forebay_console.health import health_answer, summary
+from forebay_console.timeline import Timeline
 from forebay_web.health.findings import Finding, findings_of, gravest_first
 from forebay_web.health.replica_states import ReplicaState
 from forebay_web.health.survey import StoreSurvey, Survey, Surveys

@@ -1,0 +1,307 @@
+"""Turns a DataFrame's columns into changelog keys and values, in Spark's own expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Required, TypedDict, get_args
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from forebay.codecs.keys import TOTAL_KEYS
+from forebay.errors import SinkError
+from forebay.store_spec import StoreSpec
+from forebay_spark.executor import KeyColumns
+from forebay_spark.expressions import hex64, quoted
+from forebay_spark.kind_columns import columns_of
+
+_TYPES_BY_CODEC: dict[str, tuple[type[T.DataType], ...]] = {
+    "string": (T.StringType,),
+    "int32": (T.ByteType, T.ShortType, T.IntegerType),
+    "int64": (T.ByteType, T.ShortType, T.IntegerType, T.LongType),
+    "bytes": (T.BinaryType,),
+    "json": (T.StringType, T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType),
+}
+EMITTED = "emitted"
+"""In ``order_by``, unless a column is called so: the order in which the query emits rows."""
+NullKeys = Literal["refuse", "drop", "keep"]
+_MAP_KEYS = (T.StringType, T.BooleanType, T.IntegralType)
+_UNORDERED = (T.MapType, T.VariantType, T.CalendarIntervalType, T.YearMonthIntervalType)
+"""By the last, Arrow cannot carry what Spark could order."""
+_JSON_OPTIONS = {
+    "ignoreNullFields": "false",
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+
+
+class ColumnArguments(TypedDict, total=False):
+    """Which columns of a DataFrame are written, and how: the arguments that all ways into a store share.
+
+    ``key`` names the key's column or columns; () or None gives all rows one key (``TOTAL_KEYS``). ``value`` names
+    the columns of the value, by default all others, () for none. With ``flatten`` the value is that of its one
+    column instead of an object. ``order_by`` names the columns that determine which of a key's rows in one batch
+    is the latest (for a versioned store, the one timestamp column from which a version is valid; for a store with
+    ``latest_by``, which of a key's rows with one order); ``EMITTED`` stands for the order in which the query emits
+    rows. ``delete`` names a boolean column that marks tombstones. ``null_keys`` says what becomes of rows whose
+    key has a null: ``refuse`` the batch, ``drop`` them or, in keys of the codec ``json``, ``keep`` it.
+    """
+
+    key: Required[str | Sequence[str] | None]
+    value: str | Sequence[str] | None
+    flatten: bool
+    order_by: str | Sequence[str] | None
+    delete: str | None
+    null_keys: NullKeys
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The arguments of a write, checked as far as they can be without a DataFrame; raises ``SinkError``."""
+
+    key: tuple[str, ...]
+    value: tuple[str, ...] | None
+    flatten: bool
+    order_by: tuple[str, ...]
+    delete: str | None
+    null_keys: NullKeys
+
+    @classmethod
+    def of(cls, arguments: ColumnArguments) -> Selection:
+        """The selection that arguments make."""
+        unknown = set(arguments) - ColumnArguments.__annotations__.keys()
+        if unknown or "key" not in arguments:
+            raise TypeError(f"unexpected arguments: {unknown}" if unknown else "key= is missing")
+        value, null_keys = arguments.get("value"), arguments.get("null_keys", "refuse")
+        if null_keys not in get_args(NullKeys):
+            raise SinkError(f"null_keys is one of {', '.join(get_args(NullKeys))}, not {null_keys!r}.")
+        return cls(
+            _names("key", arguments["key"]),
+            None if value is None else _names("value", value),
+            arguments.get("flatten", False),
+            _names("order_by", arguments.get("order_by")),
+            arguments.get("delete"),
+            null_keys,
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of one write: those of the key, the window, the value, the order and the tombstones."""
+
+    spec: StoreSpec
+    key: tuple[str, ...]
+    window: str | None
+    value: tuple[str, ...]
+    flatten: bool
+    order_by: tuple[str, ...]
+    delete: str | None
+    null_keys: NullKeys
+    order_types: dict[str, T.DataType]
+    """The order's columns, named as in ``encode``, and their types."""
+    emitted: bool
+    """Whether ``EMITTED`` in the order is no column of the DataFrame."""
+    key_types: tuple[T.DataType, ...]
+    latest_type: T.DataType | None = None
+    """The type of the store's ``latest_by``."""
+
+    @property
+    def key_columns(self) -> KeyColumns:
+        """The key's description for the executor."""
+        as_json = self.spec.key == "json" and bool(self.key)
+        keep, latest_by = self.null_keys == "keep", self.spec.latest_by
+        suffix = self.window is not None or latest_by is not None
+        return KeyColumns(self.key, as_json, suffix, self.spec.key == "string", keep, latest_by, self.window)
+
+    @property
+    def timed(self) -> bool:
+        """Whether the rows have timestamps of their own, rather than the time of writing.
+
+        Why that is no column: the plan of each batch stays the same, with the code that Spark compiled for it.
+        """
+        return columns_of(self.spec).timestamp(self.order_by) is not None
+
+    def encode(self, batch: DataFrame) -> DataFrame:
+        """Columns ``key``, ``suffix`` (windowed stores, and with ``latest_by``), ``value``, ``timestamp_ms``
+        (versioned stores), and the order's."""
+        if self.null_keys == "drop":
+            for name in self.key:
+                batch = batch.where(F.col(quoted(name)).isNotNull())
+        return batch.select(*self._columns)
+
+    @cached_property
+    def _columns(self) -> list[Column]:
+        """Created once: each takes many calls into the JVM."""
+        value = self._value().cast("binary")
+        if self.delete is not None:
+            value = F.when(F.col(quoted(self.delete)), F.lit(None).cast("binary")).otherwise(value)
+        columns = [self._key().alias("key")]
+        of_kind = columns_of(self.spec)
+        suffix = of_kind.suffix(self.spec, self.window, self.latest_type)
+        if suffix is not None:
+            columns.append(suffix.alias("suffix"))
+        columns.append(value.alias("value"))
+        timestamp = of_kind.timestamp(self.order_by)
+        if timestamp is not None:
+            columns.append(timestamp.alias("timestamp_ms"))
+        columns += [
+            self._order(name).alias(order) for name, order in zip(self.order_by, self.order_types, strict=True)
+        ]
+        return columns
+
+    def _order(self, name: str) -> Column:
+        # It grows within each task, which has all rows of a key that one operator has emitted.
+        return F.monotonically_increasing_id() if self.emitted and name == EMITTED else F.col(quoted(name))
+
+    def _value(self) -> Column:
+        if not self.value:
+            return F.lit("{}")
+        columns = [F.col(quoted(name)) for name in self.value]
+        if not self.flatten:
+            return F.to_json(F.struct(*columns), _JSON_OPTIONS)
+        # Spark has no JSON for single numbers and texts: {"v":1} without what surrounds the 1.
+        text = F.to_json(F.struct(columns[0].alias("v")), _JSON_OPTIONS)
+        return F.substr(text, F.lit(6), F.length(text) - F.lit(6))
+
+    def _key(self) -> Column:
+        if not self.key:
+            return F.lit(TOTAL_KEYS[self.spec.key]).cast("binary")
+        if self.spec.key == "json":
+            return F.struct(*(F.col(quoted(name)) for name in self.key))
+        column = F.col(quoted(self.key[0]))
+        if self.spec.key == "int32":
+            return F.unhex(F.substring(hex64(column), 9, 8))
+        if self.spec.key == "int64":
+            return F.unhex(hex64(column))
+        return column.cast("binary")
+
+
+def lay_out(df: DataFrame, spec: StoreSpec, chosen: Selection) -> Layout:
+    """Check a write's columns against the DataFrame and the store; raises ``SinkError`` naming the column."""
+    names = [field.name for field in df.schema.fields]
+    alike = names if _case_sensitive(df) else [name.lower() for name in names]
+    twice = [name for name, plain in zip(names, alike, strict=True) if alike.count(plain) > 1]
+    if twice:
+        raise SinkError(f"The column {twice[0]!r} occurs twice among the columns for {spec.name!r}; rename one.")
+    emitted = EMITTED in chosen.order_by and EMITTED not in names
+    order, delete = tuple(name for name in chosen.order_by if not emitted or name != EMITTED), chosen.delete
+    latest = [] if spec.latest_by is None else [spec.latest_by]
+    for name in (*chosen.key, *latest, *order, *(chosen.value or ()), *([delete] if delete else ())):
+        if name not in names:
+            raise SinkError(f"There is no column {name!r} for {spec.name!r}; there are {', '.join(names)}.")
+    _check_key(df, spec, chosen)
+    if delete is not None and not isinstance(df.schema[delete].dataType, T.BooleanType):
+        raise SinkError(f"The column {delete!r} must be boolean; it marks the rows that delete.")
+    window = columns_of(spec).window(df, spec, chosen.order_by)
+    used = {*chosen.key, window, delete}
+    value = chosen.value if chosen.value is not None else tuple(name for name in names if name not in used)
+    repeated = next((name for name in value if value.count(name) > 1), None)
+    if repeated is not None:
+        raise SinkError(f"value= names the column {repeated!r} for {spec.name!r} twice.")
+    if chosen.flatten and len(value) != 1:
+        shown = ", ".join(value) or "none"
+        raise SinkError(f"flatten=True for {spec.name!r} takes one value column, named by value=, not {shown}.")
+    for name in value:
+        _check_value(spec, name, df.schema[name].dataType)
+    for name in order:
+        _check_order(spec, name, df.schema[name].dataType)
+    types = [T.LongType() if emitted and name == EMITTED else df.schema[name].dataType for name in chosen.order_by]
+    order_types = {f"order_{i}": kind for i, kind in enumerate(types)}
+    return Layout(
+        spec,
+        chosen.key,
+        window,
+        value,
+        chosen.flatten,
+        chosen.order_by,
+        delete,
+        chosen.null_keys,
+        order_types,
+        emitted,
+        tuple(df.schema[name].dataType for name in chosen.key),
+        df.schema[latest[0]].dataType if latest else None,
+    )
+
+
+def _case_sensitive(df: DataFrame) -> bool:
+    return str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+
+
+def _within(kind: T.DataType) -> Iterator[T.DataType]:
+    """A type and all types within it."""
+    yield kind
+    match kind:
+        case T.StructType():
+            inner = [field.dataType for field in kind.fields]
+        case T.ArrayType():
+            inner = [kind.elementType]
+        case T.MapType():
+            inner = [kind.keyType, kind.valueType]
+        case _:
+            inner = []
+    for one in inner:
+        yield from _within(one)
+
+
+def _check_value(spec: StoreSpec, name: str, kind: T.DataType) -> None:
+    """Refuse maps whose keys Spark turns into JSON as it stores them, dates as days and bytes as an address, and
+    structs with two members of one name."""
+    for one in _within(kind):
+        inner = one.fieldNames() if isinstance(one, T.StructType) else []
+        twice = next((member for member in inner if inner.count(member) > 1), None)
+        if twice is not None:
+            raise SinkError(
+                f"The column {name!r} for {spec.name!r} contains a struct in which {twice!r} occurs twice; rename "
+                "one."
+            )
+        if isinstance(one, T.MapType) and not isinstance(one.keyType, _MAP_KEYS):
+            raise SinkError(
+                f"The column {name!r} for {spec.name!r} contains a map with keys of the type "
+                f"{one.keyType.simpleString()}, which have no JSON form: cast them to string."
+            )
+
+
+def _check_order(spec: StoreSpec, name: str, kind: T.DataType) -> None:
+    if any(isinstance(one, _UNORDERED) for one in _within(kind)):
+        raise SinkError(
+            f"order_by={name!r} for {spec.name!r}: rows cannot be ordered by a column of the type "
+            f"{kind.simpleString()}. Name another."
+        )
+
+
+def _check_key(df: DataFrame, spec: StoreSpec, chosen: Selection) -> None:
+    if not chosen.key and spec.key not in TOTAL_KEYS:
+        raise SinkError(
+            f"There is no key column for {spec.name!r}, and one key for all rows needs the key codec "
+            f"{' or '.join(map(repr, TOTAL_KEYS))}, not {spec.key!r}; name a column with key=."
+        )
+    if len(chosen.key) > 1 and spec.key != "json":
+        raise SinkError(
+            f'{spec.name!r} has the key codec {spec.key!r}, which takes one column; several need key = "json" '
+            "in the topology."
+        )
+    if chosen.null_keys == "keep" and spec.key != "json":
+        raise SinkError(
+            f"{spec.name!r} has the key codec {spec.key!r}, whose keys have no null: null_keys is 'refuse' or "
+            "'drop'."
+        )
+    for name in chosen.key:
+        found = df.schema[name].dataType
+        if not isinstance(found, _TYPES_BY_CODEC[spec.key]):
+            fitting = ", ".join(kind.typeName() for kind in _TYPES_BY_CODEC[spec.key])
+            raise SinkError(
+                f"The key column {name!r} of {spec.name!r} is {found.simpleString()}, which the key codec "
+                f"{spec.key!r} does not take ({fitting}). Cast it, or change the codec of a new store."
+            )
+
+
+def _names(argument: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
+    names = () if given is None else tuple(given) if isinstance(given, list | tuple) else (given,)
+    for name in names:
+        if not isinstance(name, str):
+            raise SinkError(f"{argument} takes the names of columns as text, not {name!r}.")
+    return names

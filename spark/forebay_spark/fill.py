@@ -1,0 +1,160 @@
+"""Fills a store from a batch DataFrame: what its stream lacks, a correction, or all that it is to contain."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from forebay.errors import SinkError
+from forebay.progress_bar import progress
+from forebay.store_spec import StoreSpec
+from forebay.task_ids import TopicPartition
+from forebay_changelog import Changelog, Wake
+from forebay_spark.destinations import refusing
+from forebay_spark.executor import END
+from forebay_spark.store_writer import StoreWriter
+from forebay_spark.write import Write
+
+log = logging.getLogger(__name__)
+
+_MOST_RECORDS = 100_000
+_POLL_S = 0.1
+_PATIENCE_S = 60.0
+"""How long to wait for a log that delivers nothing."""
+_ENDS = T.StructType().add("slot", T.IntegerType()).add("partition", T.IntegerType()).add("key", T.BinaryType())
+_KEYS = T.StructType().add("partition", T.IntegerType()).add("key", T.BinaryType()).add("is_live", T.BooleanType())
+IfWritten: TypeAlias = Literal["raise", "skip"]
+FILL_PREFIX = "fill-"
+"""With the name of a fill, its writer."""
+
+
+@dataclass(frozen=True)
+class FillResult:
+    """What a fill did: the rows of its DataFrame, and the keys that it deleted, as a snapshot.
+
+    ``skipped`` if a fill of that name was through before: then it did nothing.
+    """
+
+    rows: int = 0
+    deleted_keys: int = 0
+    skipped: bool = False
+
+
+def fill(
+    write: Write, df: DataFrame, *, snapshot: bool, max_deleted: int | None, if_written: IfWritten
+) -> FillResult:
+    """Write all rows once under the writer's name, then retire it as completed; see ``Sink.fill``."""
+    writer, changelog = write.writer, write.writer.log.changelog
+    topic, query_id = writer.spec.topic, writer.name
+    if changelog.has_completed(topic, writer.name):
+        return _already_through(writer, if_written)
+    is_repeat = changelog.has_written(topic, writer=writer.name, query_id=query_id) is not False
+    placed = write.place(df).persist()
+    try:
+        rows, count, deleted = placed, refusing(writer.spec, _rows_of(placed).count), 0
+        if snapshot:
+            keys = _keys_of_log(placed.sparkSession, changelog, writer.spec, deleted=is_repeat)
+            absent = keys.join(_rows_of(placed).select("key"), "key", "left_anti")
+            deleted = absent.where("is_live").count()
+            _require_meant(writer, count, deleted, max_deleted)
+            rows = placed.unionByName(_tombstones(write, absent), allowMissingColumns=True)
+        # Until it is through, the age of the store is unknown, and no key is missing for sure.
+        writer.patiently(lambda: writer.beat(query_id, None, -1, filling=True))
+        write.append_placed(rows, query_id, 0)
+    finally:
+        placed.unpersist()
+    changelog.retire_writer(topic, writer.name, completed=True)
+    return FillResult(count, deleted)
+
+
+def _already_through(writer: StoreWriter, if_written: IfWritten) -> FillResult:
+    store, name = writer.spec.name, writer.name.removeprefix(FILL_PREFIX)
+    if if_written == "raise":
+        raise SinkError(
+            f"{store}: a fill named {name!r} was already through, so these rows would not be written. Give other "
+            'rows another name=. If the same call may be repeated, as by a scheduler: if_written="skip".'
+        )
+    log.info("%s: the fill %r was already through", store, name)
+    return FillResult(skipped=True)
+
+
+def _require_meant(writer: StoreWriter, rows: int, deleted: int, max_deleted: int | None) -> None:
+    """Raise ``SinkError`` if a snapshot would delete more than is meant, or all without a word about it."""
+    store = writer.spec.name
+    if max_deleted is None and not rows and deleted:
+        raise SinkError(
+            f"{store}: the DataFrame of this snapshot has no rows, so all {deleted} keys of the store would be "
+            f"deleted. If that is meant, say so: max_deleted={deleted}."
+        )
+    if max_deleted is not None and deleted > max_deleted:
+        raise SinkError(
+            f"{store}: this snapshot would delete {deleted} keys that its {rows} rows lack, which is more than "
+            f"max_deleted={max_deleted}. Nothing was written."
+        )
+
+
+def _rows_of(placed: DataFrame) -> DataFrame:
+    """The DataFrame's own rows: the row that ends a task's rows has no time."""
+    return placed.where(F.col("timestamp_ms").isNotNull())
+
+
+def _tombstones(write: Write, absent: DataFrame) -> DataFrame:
+    """A row without a value for each key of the log that the DataFrame lacks."""
+    session = absent.sparkSession
+    slots = write.slots.by_partition(session)
+    slot = F.element_at(F.array(*map(F.lit, slots)), F.col("partition") + 1)
+    now = F.unix_millis(F.current_timestamp())
+    tombstones = absent.select(slot.alias("slot"), "partition", "key", now.alias("timestamp_ms"))
+    # A DataFrame without rows has no rows that end those of a task, either.
+    ends = session.createDataFrame([(slot, END, bytearray()) for slot in set(slots)], _ENDS)
+    return tombstones.unionByName(ends, allowMissingColumns=True)
+
+
+def _keys_of_log(session: SparkSession, changelog: Changelog, spec: StoreSpec, *, deleted: bool) -> DataFrame:
+    """Every key that has a value in a store's log as it is now, and its partition.
+
+    Those with a tombstone, too, if they are to be ``deleted`` again: an earlier attempt may have written it, and
+    a repeat must have every key of it. They are not live.
+    """
+    ends = changelog.end_offsets([TopicPartition(spec.topic, partition) for partition in range(spec.partitions)])
+    keys: dict[int, dict[bytes, bool]] = {partition: {} for partition in range(spec.partitions)}
+    positions = dict.fromkeys(keys, 0)
+    with (
+        contextlib.closing(changelog.consumer()) as consumer,
+        progress(f"reading {spec.name}", sum(ends.values())) as advance,
+    ):
+        wake = Wake()
+        for topic_partition in ends:
+            consumer.assign(topic_partition, 0)
+        progressed_s = time.monotonic()
+        while len(ends) < spec.partitions or any(positions[tp.partition] < end for tp, end in ends.items()):
+            if len(ends) < spec.partitions or time.monotonic() - progressed_s > _PATIENCE_S:
+                raise SinkError(
+                    f"{spec.name}: the log {spec.topic!r} cannot be read, so what it lacks is not known."
+                )
+            consumer.wait(wake, _POLL_S)
+            for batch in consumer.poll(_MOST_RECORDS):
+                partition = batch.topic_partition.partition
+                for _, key, value, _, heartbeat in batch.records:
+                    if heartbeat:
+                        continue
+                    if value is None and not deleted:
+                        keys[partition].pop(key, None)
+                    else:
+                        keys[partition][key] = value is not None
+                if batch.position > positions[partition]:
+                    advance(batch.position - positions[partition])
+                    positions[partition], progressed_s = batch.position, time.monotonic()
+    rows = [
+        (partition, bytearray(key), is_live)
+        for partition, of_partition in keys.items()
+        for key, is_live in of_partition.items()
+    ]
+    return session.createDataFrame(rows, _KEYS)

@@ -1,0 +1,157 @@
+"""Heartbeats from a streaming query's own progress: how old the source's state in the log is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryProgress,
+)
+
+from forebay.errors import ForebayError
+from forebay_spark.query_listener import QueryListener
+
+log = logging.getLogger(__name__)
+
+Beat = Callable[[str, int | None, int], None]
+
+
+class HeartbeatListener(QueryListener):
+    """Calls ``beat(query_id, as_of_ms, batch_id)`` after every batch, and while a query is idle.
+
+    ``as_of_ms`` is when the trigger began, before it asked the source for its offsets: everything the source had
+    by then is in the log. It is None if the batch left a backlog. ``keep_house(query_id)`` is called as often.
+
+    Spark delivers events one by one. Heartbeats are written in a separate thread, only the newest of each query: a
+    busy driver must not write outdated ones one after another.
+    """
+
+    def __init__(self, beat: Beat, keep_house: Callable[[str], None]) -> None:
+        self.started_ms: dict[str, int] = {}
+        """By run, when it was started, before it asked its sources for anything."""
+        self._beat = beat
+        self._keep_house = keep_house
+        self._lock = threading.Lock()
+        self._pending: dict[str, tuple[int | None, int]] = {}
+        self._failures: dict[str, str] = {}
+        """By query, why its last heartbeat could not be written: one that stays away is told of once."""
+        self._writing = False
+        # Its thread is joined when the process ends, so the last heartbeat is written.
+        self._writer = ThreadPoolExecutor(1, "forebay-heartbeats")
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Spark calls this before it asks the sources for their offsets."""
+        self.started_ms[str(event.runId)] = epoch_ms_of(event.timestamp)
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """After a batch."""
+        progress = event.progress
+        as_of_ms = epoch_ms_of(progress.timestamp) if left_no_backlog(progress) else None
+        self._enqueue(str(progress.id), as_of_ms, progress.batchId)
+        self._maintain(str(progress.id))
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """There was nothing new at the trigger."""
+        self._enqueue(str(event.id), epoch_ms_of(event.timestamp), -1)
+        self._maintain(str(event.id))
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """A stopped query sends no heartbeats, and its age grows."""
+        self.started_ms.pop(str(event.runId), None)
+
+    def _maintain(self, query_id: str) -> None:
+        try:
+            self._keep_house(query_id)
+        except Exception:
+            log.exception("maintenance of the log failed; it will be retried")
+
+    def _enqueue(self, query_id: str, as_of_ms: int | None, batch_id: int) -> None:
+        with self._lock:
+            waiting_ms, _ = self._pending.get(query_id, (None, 0))
+            self._pending[query_id] = (waiting_ms if as_of_ms is None else as_of_ms, batch_id)
+            if not self._writing:
+                # When the process ends, nothing more is accepted.
+                with contextlib.suppress(RuntimeError):
+                    self._writer.submit(self._write)
+                    self._writing = True
+
+    def _write(self) -> None:
+        while True:
+            with self._lock:
+                if not self._pending:
+                    self._writing = False
+                    return
+                query_id = next(iter(self._pending))
+                as_of_ms, batch_id = self._pending.pop(query_id)
+            try:
+                self._beat(query_id, as_of_ms, batch_id)
+            except Exception as error:
+                if self._failures.get(query_id) != str(error):
+                    self._failures[query_id] = str(error)
+                    unforeseen = not isinstance(error, ForebayError)
+                    log.error(
+                        "the heartbeat of query %s could not be written, which is tried again: %s",
+                        query_id,
+                        error,
+                        exc_info=unforeseen and error,
+                    )
+            else:
+                self._failures.pop(query_id, None)
+
+
+def left_no_backlog(progress: StreamingQueryProgress) -> bool:
+    """Whether a batch took all that its sources had when it began; False for a source that does not report it."""
+    return all(
+        source.latestOffset is not None and _reached(_offset(source.endOffset), _offset(source.latestOffset))
+        for source in progress.sources
+    )
+
+
+def _reached(end: Any, latest: Any) -> bool:
+    """Whether an end is at least the latest offset.
+
+    In real-time mode it may be further: a batch goes on with what arrives after the source was asked. Only Kafka's
+    offsets, by topic and partition, can be compared.
+    """
+    if end == latest:
+        return True
+    if not (_is_of_kafka(end) and _is_of_kafka(latest)):
+        return False
+    return all(
+        end.get(topic, {}).get(partition, -1) >= offset
+        for topic, partitions in latest.items()
+        for partition, offset in partitions.items()
+    )
+
+
+def _is_of_kafka(offset: Any) -> bool:
+    return isinstance(offset, dict) and all(
+        isinstance(partitions, dict) and all(isinstance(at, int) for at in partitions.values())
+        for partitions in offset.values()
+    )
+
+
+def epoch_ms_of(timestamp: str) -> int:
+    """Epoch milliseconds of a progress' ISO 8601 timestamp."""
+    return int(datetime.fromisoformat(timestamp).timestamp() * 1000)
+
+
+def _offset(text: Any) -> Any:
+    """What an offset's JSON says; as it is if it is none."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.strip()

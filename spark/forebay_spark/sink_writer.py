@@ -1,0 +1,167 @@
+"""What ``Sink.write`` returns: Spark's own writer, which can write to the sink only."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NoReturn
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from forebay.errors import SinkError
+from forebay_spark import plan
+from forebay_spark.bootstrap import bootstrap
+from forebay_spark.kind_columns import columns_of
+from forebay_spark.query_checkpoint import continued_query
+from forebay_spark.query_runs import QUERY_RUNS
+from forebay_spark.write import Write
+
+
+class SinkWriter(DataStreamWriter):
+    """Spark's own writer, set up for the sink and named by its writer.
+
+    Its output mode is update; append for session stores, and for a DataFrame that Spark runs in append mode only.
+    """
+
+    def __init__(self, df: DataFrame, write: Write) -> None:
+        super().__init__(df)
+        self._write_to = write
+        self._available_now = False
+        self._name = write.writer.name
+        self._checkpoint: str | None = None
+        self.queryName(write.writer.name)
+        by_update = columns_of(write.writer.spec).updates and plan.mode_refusal(df, "update") is None
+        self.outputMode("update" if by_update else "append")
+        super().foreachBatch(write.batch)
+
+    @property
+    def store(self) -> str:
+        """The store written to."""
+        return self._write_to.writer.spec.name
+
+    @property
+    def mode(self) -> str:
+        """The output mode, as the sink or ``outputMode`` has set it."""
+        return self._mode
+
+    def outputMode(self, outputMode: str) -> SinkWriter:
+        """Update or append; complete mode, and what Spark does not support, is refused with ``SinkError``."""
+        if outputMode.lower() not in ("update", "append"):
+            raise SinkError(complete_mode(self.store))
+        refusal = plan.mode_refusal(self._df, outputMode.lower())
+        if refusal is not None:
+            raise SinkError(
+                f"{self.store!r}: Spark does not run this query in the output mode {outputMode!r}: {refusal}."
+            )
+        super().outputMode(outputMode)
+        self._mode = outputMode.lower()
+        return self
+
+    def queryName(self, queryName: str) -> SinkWriter:
+        """The query's name, as for Spark's own writer; by default the sink's ``writer``."""
+        super().queryName(queryName)
+        self._name = queryName
+        return self
+
+    def option(self, key: str, value: Any) -> SinkWriter:
+        """An option, as for Spark's own writer."""
+        return self.options(**{key: value})
+
+    def options(self, **options: Any) -> SinkWriter:
+        """Options, as for Spark's own writer."""
+        super().options(**options)
+        # Spark's options have no case.
+        by_name = {name.lower(): value for name, value in options.items()}
+        self._checkpoint = by_name.get("checkpointlocation", self._checkpoint)
+        return self
+
+    def foreachBatch(self, func: Any) -> NoReturn:
+        """Refused with ``SinkError``: the sink is what each batch goes to."""
+        raise self._elsewhere("foreachBatch")
+
+    def foreach(self, f: Any) -> NoReturn:
+        """Refused with ``SinkError``."""
+        raise self._elsewhere("foreach")
+
+    def format(self, source: str) -> NoReturn:
+        """Refused with ``SinkError``."""
+        raise self._elsewhere("format")
+
+    def toTable(self, *args: Any, **options: Any) -> NoReturn:
+        """Refused with ``SinkError``."""
+        raise self._elsewhere("toTable")
+
+    def _elsewhere(self, method: str) -> SinkError:
+        return SinkError(
+            f"{self.store!r}: after {method}() the query would no longer write to the store. Start another query "
+            "for it."
+        )
+
+    def trigger(self, *args: Any, **options: Any) -> SinkWriter:
+        """The query's trigger, as for Spark's own writer."""
+        super().trigger(*args, **options)
+        self._available_now = bool(options.get("availableNow"))
+        return self
+
+    def start(
+        self,
+        path: str | None = None,
+        format: str | None = None,
+        outputMode: str | None = None,
+        partitionBy: str | list[str] | None = None,
+        queryName: str | None = None,
+        **options: Any,
+    ) -> StreamingQuery:
+        """Start the query, as Spark's own writer does.
+
+        Raises ``SinkError`` without a checkpoint location, and if the query goes on from its checkpoint into a log
+        that has nothing of it.
+        """
+        if path is not None or format is not None:
+            raise self._elsewhere("start(path, format)")
+        if outputMode is not None:
+            self.outputMode(outputMode)
+        if queryName is not None:
+            self.queryName(queryName)
+        self.options(**options)
+        location = self._checkpoint_location()
+        query_id = continued_query(self._df.sparkSession, location)
+        if query_id is not None:
+            self._go_on(query_id, location)
+        holds_records_back = plan.holds_records_back(plan.analysed(self._df))
+        begun_ms = time.time_ns() // 1_000_000
+        query = super().start(partitionBy=partitionBy)
+        run, _ = QUERY_RUNS.enter(str(query.id), str(query.runId))
+        run.as_of_limit_ms = begun_ms if self._available_now else None
+        run.holds_records_back = holds_records_back
+        run.writers[self._write_to.writer.output] = self._write_to.writer
+        return query
+
+    def _go_on(self, query_id: str, location: str) -> None:
+        """See that the log has what the query wrote before its checkpoint, or is to have it."""
+        writer = self._write_to.writer
+        if writer.bootstraps and writer.lacks(query_id):
+            bootstrap(writer, self._write_to.layout, location, self._df.schema, self._mode)
+            writer.goes_on(query_id)
+        writer.check_continuity(query_id, continued=True)
+
+    def _checkpoint_location(self) -> str:
+        if self._checkpoint:
+            return self._checkpoint
+        below = self._df.sparkSession.conf.get("spark.sql.streaming.checkpointLocation", None)
+        if below:
+            return f"{below}/{self._name}"
+        raise SinkError(
+            f"{self.store!r}: the query has no checkpoint location, so when it is started again it would count "
+            "from nothing and write that over what the store has. Set .option('checkpointLocation', …), or "
+            "spark.sql.streaming.checkpointLocation for all queries of the session."
+        )
+
+
+def complete_mode(what: str) -> str:
+    """Why a query in complete mode is not written."""
+    return (
+        f"{what!r}: the output mode 'complete' would write every key in every batch and never report deletions; "
+        "use 'update' or 'append'."
+    )

@@ -1,0 +1,241 @@
+"""What becomes of each change of Spark's state: records of a store, and what must be remembered for later ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Protocol
+
+import msgspec
+
+from forebay_tap.mapping import TableMapping
+from forebay_tap.plain_conversion import PlainConversion, PlainKeys, StoreRecord
+from forebay_tap.scratch import Kept, SessionIndex, SessionState, ValueIndex
+from forebay_tap.spark_checkpoint.changes import Change, ChangeBlock, StateEntry
+from forebay_tap.spark_checkpoint.description import TableKind
+from forebay_tap.spark_checkpoint.unsafe_row import Row
+
+_TIME_BYTES = 8
+
+
+class Conversion(Protocol):
+    """Makes records of one table's changes. Partitions of the state have no keys in common."""
+
+    mapping: TableMapping
+    remembers: bool
+    """Whether it needs the state that changes are made to: ``load`` it first."""
+
+    def load(self, entries: Iterable[StateEntry], now_ms: int) -> Iterator[StoreRecord]:
+        """The records of one partition of the state as it is at a version."""
+        ...
+
+    def apply(self, blocks: Iterable[ChangeBlock], now_ms: int) -> Iterator[StoreRecord]:
+        """The records of one partition's changes by one batch, in order: the last of a key counts."""
+        ...
+
+    def expire(self, now_ms: int) -> Iterator[StoreRecord]:
+        """The records of what Spark hides from now on, though its state still holds it."""
+        ...
+
+    def next_expiry_ms(self) -> int | None:
+        """When something expires next; None if nothing does."""
+        ...
+
+    def is_gone(self, key: bytes) -> bool:
+        """Whether a key in the log that is not in the state is to be deleted."""
+        ...
+
+    def clear(self) -> None:
+        """Forget the state that was loaded."""
+        ...
+
+
+def open_conversion(mapping: TableMapping) -> Conversion:
+    """The conversion that a table needs."""
+    return CONVERSIONS[mapping.table.kind](mapping)
+
+
+def _of_keys(mapping: TableMapping) -> Conversion:
+    if mapping.table.is_list or (mapping.table.expires_path is not None and mapping.deletes):
+        return ValueConversion(mapping)
+    return PlainConversion(mapping, lambda plains, _: plains)
+
+
+def _of_windows(mapping: TableMapping) -> Conversion:
+    start_ms = mapping.window_start_ms
+    return PlainConversion(
+        mapping,
+        lambda plains, keys: [plain + _time(start_ms(key)) for plain, key in zip(plains, keys, strict=True)],
+    )
+
+
+class SessionConversion:
+    """Sessions, open ones included. In the log a session's end is part of its key: one that grows or is merged
+    into another leaves its former place."""
+
+    remembers = True
+
+    def __init__(self, mapping: TableMapping) -> None:
+        self.mapping = mapping
+        self._keys = PlainKeys(mapping)
+        self._sessions = SessionIndex()
+
+    def load(self, entries: Iterable[StateEntry], now_ms: int) -> Iterator[StoreRecord]:
+        for _, key, value in entries:
+            plain = self._keys.plain(key)
+            if plain is not None:
+                session = SessionState(*self.mapping.session_ms(value))
+                self._sessions.put(plain, session)
+                yield self._record(plain, session, self.mapping.values.text(value))
+
+    def apply(self, blocks: Iterable[ChangeBlock], now_ms: int) -> Iterator[StoreRecord]:
+        removed: list[tuple[bytes, SessionState]] = []
+        for _, _, _, key, value in _changes(blocks):
+            plain = self._keys.plain(key)
+            if plain is None:
+                continue
+            start_ms = self._start_ms(key) if value is None else self.mapping.session_ms(value)[0]
+            end_ms = self._sessions.end_ms(plain, start_ms)
+            if value is None:
+                if end_ms is not None:
+                    self._sessions.remove(plain, start_ms)
+                    removed.append((plain, SessionState(start_ms, end_ms)))
+                continue
+            session = SessionState(*self.mapping.session_ms(value))
+            if end_ms not in (None, session.end_ms):
+                yield self._record(plain, SessionState(start_ms, end_ms or 0), None)
+            self._sessions.put(plain, session)
+            yield self._record(plain, session, self.mapping.values.text(value))
+        for plain, session in removed:
+            # Spark may remove a session and write it again, with the same times or a later end.
+            if self._sessions.end_ms(plain, session.start_ms) == session.end_ms:
+                continue
+            if self.mapping.deletes or self._sessions.has_within(plain, session):
+                yield self._record(plain, session, None)
+
+    def expire(self, now_ms: int) -> Iterator[StoreRecord]:
+        return iter(())
+
+    def next_expiry_ms(self) -> int | None:
+        return None
+
+    def is_gone(self, key: bytes) -> bool:
+        plain, end, start = key[: -2 * _TIME_BYTES], key[-2 * _TIME_BYTES : -_TIME_BYTES], key[-_TIME_BYTES:]
+        session = SessionState(_time_of(start), _time_of(end))
+        return self.mapping.deletes or self._sessions.has_within(plain, session)
+
+    def clear(self) -> None:
+        self._sessions.clear()
+
+    def _start_ms(self, key: Row) -> int:
+        """A session's start is the last field of its key."""
+        return int(key[-1]) // 1_000
+
+    def _record(self, plain: bytes, session: SessionState, value: bytes | None) -> StoreRecord:
+        return plain, plain + _time(session.end_ms) + _time(session.start_ms), value
+
+
+class ValueConversion:
+    """Lists, to which Spark may append, and values that expire."""
+
+    remembers = True
+
+    def __init__(self, mapping: TableMapping) -> None:
+        self.mapping = mapping
+        self._keys = PlainKeys(mapping)
+        self._values = ValueIndex()
+        self._is_list = mapping.table.is_list
+
+    def load(self, entries: Iterable[StateEntry], now_ms: int) -> Iterator[StoreRecord]:
+        for _, key, value in entries:
+            plain = self._keys.plain(key)
+            if plain is not None:
+                yield self._put(plain, self._elements(value), now_ms)
+
+    def apply(self, blocks: Iterable[ChangeBlock], now_ms: int) -> Iterator[StoreRecord]:
+        for _, kind, _, key, value in _changes(blocks):
+            plain = self._keys.plain(key)
+            if plain is None:
+                continue
+            if value is None:
+                self._values.remove(plain)
+                if self.mapping.deletes:
+                    yield plain, plain, None
+                continue
+            before = self._values.get(plain) if kind == "merge" else None
+            held = [] if before is None else _decode(before)
+            yield self._put(plain, [*held, *self._elements(value)], now_ms)
+
+    def expire(self, now_ms: int) -> Iterator[StoreRecord]:
+        for plain, value in self._values.expired(now_ms):
+            live = [element for element in _decode(value) if not _is_expired(element, now_ms)]
+            if live:
+                yield self._put(plain, live, now_ms)
+            else:
+                self._values.remove(plain)
+                yield plain, plain, None
+
+    def next_expiry_ms(self) -> int | None:
+        return self._values.next_expiry_ms()
+
+    def is_gone(self, key: bytes) -> bool:
+        return self.mapping.deletes
+
+    def clear(self) -> None:
+        self._values.clear()
+
+    def _elements(self, value: Row) -> list[_Element]:
+        rows: Iterable[Row] = value if self._is_list else (value,)
+        return [_Element(self._expires_ms(row), msgspec.Raw(self.mapping.values.text(row))) for row in rows]
+
+    def _expires_ms(self, row: Row) -> int | None:
+        return self.mapping.expires_ms(row) if self.mapping.deletes else None
+
+    def _put(self, plain: bytes, elements: list[_Element], now_ms: int) -> StoreRecord:
+        expiries = [element.expires_ms for element in elements if element.expires_ms is not None]
+        self._values.put(plain, Kept(_encode(elements), min(expiries, default=None)))
+        live = [element.value for element in elements if not _is_expired(element, now_ms)]
+        if self._is_list:
+            text: bytes | None = _encode(live) if live or not elements else None
+        else:
+            text = bytes(live[0]) if live else None
+        return plain, plain, text
+
+
+CONVERSIONS: Mapping[TableKind, Callable[[TableMapping], Conversion]] = {
+    "key-value": _of_keys,
+    "window": _of_windows,
+    "session": SessionConversion,
+}
+"""What opens the conversion of a table, by the kind of store that it can be."""
+
+
+def _changes(blocks: Iterable[ChangeBlock]) -> Iterator[Change]:
+    return chain.from_iterable(block.changes() for block in blocks)
+
+
+class _Element(msgspec.Struct, array_like=True, frozen=True):
+    """A list's element, or the only one of a value: its expiry, and its JSON text."""
+
+    expires_ms: int | None
+    value: msgspec.Raw
+
+
+_encode = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(list[_Element])
+
+
+def _decode(value: bytes) -> list[_Element]:
+    return _decoder.decode(value)
+
+
+def _is_expired(element: _Element, now_ms: int) -> bool:
+    return element.expires_ms is not None and element.expires_ms <= now_ms
+
+
+def _time(time_ms: int) -> bytes:
+    return time_ms.to_bytes(_TIME_BYTES, "big", signed=True)
+
+
+def _time_of(data: bytes) -> int:
+    return int.from_bytes(data, "big", signed=True)

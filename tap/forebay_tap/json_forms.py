@@ -1,0 +1,155 @@
+"""Values of Spark's state as JSON values, in the form that Spark's ``to_json`` and forebay's sink give them."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from forebay_tap.spark_checkpoint.data_types import (
+    ArrayType,
+    AtomicType,
+    DataType,
+    DecimalType,
+    MapType,
+    StructType,
+)
+from forebay_tap.spark_checkpoint.errors import StateUnsupported
+
+Form = Callable[[Any], Any]
+"""Makes a JSON value of one that is not null."""
+
+_EPOCH = datetime(1970, 1, 1)
+_FLOAT = struct.Struct("<f")
+_FLOAT_DIGITS = range(6, 10)
+_MICROSECONDS_PER_DAY = 86_400_000_000
+_DAYS_PER_ERA = 146_097
+_AS_THEY_ARE = ("boolean", "byte", "short", "integer", "long", "string", "void")
+_MAP_KEYS = ("boolean", "byte", "short", "integer", "long", "string")
+
+
+def json_form(kind: DataType) -> Form | None:
+    """What makes JSON of a type's values; None if they are their own JSON.
+
+    Raises ``StateUnsupported`` for types that have no JSON form.
+    """
+    match kind:
+        case AtomicType(name) if name in _AS_THEY_ARE:
+            return None
+        case AtomicType(name) if name in _ATOMIC:
+            return _ATOMIC[name]
+        case DecimalType():
+            return None
+        case ArrayType(element):
+            return _array(json_form(element))
+        case StructType():
+            return struct_form(tuple(field.name for field in kind.fields), kind.types)
+        case MapType(key, value):
+            return _map(key, json_form(value))
+    raise StateUnsupported(
+        f"Values of the type {kind} have no JSON form here: leave the field out, or cast it in the query."
+    )
+
+
+def struct_form(names: tuple[str, ...], types: tuple[DataType, ...]) -> Form:
+    """What makes an object of a row's fields; raises ``StateUnsupported``."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise StateUnsupported(f"A struct has two fields {twice!r}, which no JSON object can have. Rename one.")
+    forms = tuple(json_form(kind) for kind in types)
+    if not any(forms):
+        return lambda row: dict(zip(names, row, strict=True))
+    return lambda row: {
+        name: value if form is None or value is None else form(value)
+        for name, form, value in zip(names, forms, row, strict=True)
+    }
+
+
+def _array(form: Form | None) -> Form:
+    if form is None:
+        return list
+    return lambda values: [None if value is None else form(value) for value in values]
+
+
+def _map(key: DataType, form: Form | None) -> Form:
+    if not isinstance(key, AtomicType) or key.name not in _MAP_KEYS:
+        raise StateUnsupported(f"A map with keys of the type {key} has no JSON form: cast them to string.")
+    text = _text_of_boolean if key.name == "boolean" else str
+    return lambda pairs: {
+        text(name): value if form is None or value is None else form(value) for name, value in pairs
+    }
+
+
+def _text_of_boolean(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _double(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _float(value: float) -> float | str:
+    """The shortest decimal that 32 bits take for the same number, as Java prints it."""
+    if not math.isfinite(value):
+        return _double(value)
+    for digits in _FLOAT_DIGITS:
+        shorter = float(f"{value:.{digits}g}")
+        if _FLOAT.unpack(_FLOAT.pack(shorter))[0] == value:
+            return shorter
+    return value
+
+
+def _binary(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _date(days: int) -> str:
+    try:
+        return (_EPOCH + timedelta(days=days)).date().isoformat()
+    except OverflowError:
+        return _distant_date(days)
+
+
+def _timestamp_ntz(microseconds: int) -> str:
+    try:
+        return (_EPOCH + timedelta(microseconds=microseconds)).isoformat(timespec="microseconds")
+    except OverflowError:
+        days, of_day = divmod(microseconds, _MICROSECONDS_PER_DAY)
+        time = (_EPOCH + timedelta(microseconds=of_day)).time()
+        return f"{_distant_date(days)}T{time.isoformat(timespec='microseconds')}"
+
+
+def _timestamp(microseconds: int) -> str:
+    return f"{_timestamp_ntz(microseconds)}Z"
+
+
+def _distant_date(days: int) -> str:
+    """A date beyond the years 1 to 9999, in the proleptic Gregorian calendar, whose days repeat every 400
+    years."""
+    eras, day_of_era = divmod(days, _DAYS_PER_ERA)
+    near = _EPOCH + timedelta(days=day_of_era)
+    year = near.year + 400 * eras
+    shown = f"{year:05d}" if year < 0 else f"{year:04d}" if year <= 9999 else f"+{year}"
+    return f"{shown}-{near.month:02d}-{near.day:02d}"
+
+
+def _time(nanoseconds: int) -> str:
+    moment = datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC).strftime("%H:%M:%S")
+    fraction = f"{nanoseconds % 1_000_000_000:09d}".rstrip("0")
+    return f"{moment}.{fraction}" if fraction else moment
+
+
+_ATOMIC: dict[str, Form] = {
+    "float": _float,
+    "double": _double,
+    "binary": _binary,
+    "date": _date,
+    "timestamp": _timestamp,
+    "timestamp_ntz": _timestamp_ntz,
+    "time": _time,
+}

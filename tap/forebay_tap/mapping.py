@@ -1,0 +1,235 @@
+"""How a table of Spark's state becomes a store's records: keys by the store's codec, values as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from forebay.codecs.keys import TOTAL_KEYS
+from forebay.errors import TopologyError
+from forebay.spark_state import DELETE, KEEP, StateColumn
+from forebay.store_spec import StoreSpec
+from forebay_tap.json_forms import json_form
+from forebay_tap.key_encoder import KeyEncoder
+from forebay_tap.spark_checkpoint.aggregates import value_reader
+from forebay_tap.spark_checkpoint.data_types import AtomicType, DataType, StructType
+from forebay_tap.spark_checkpoint.description import (
+    OperatorDescription,
+    StateField,
+    Table,
+    describe_operator,
+    field_at,
+    field_reader,
+    position_text,
+)
+from forebay_tap.spark_checkpoint.errors import CheckpointMissing, StateUnsupported
+from forebay_tap.spark_checkpoint.operators import Operator
+from forebay_tap.spark_checkpoint.schemas import ColumnFamily
+from forebay_tap.spark_checkpoint.unsafe_row import Row
+from forebay_tap.value_encoder import ValueEncoder, ValueMember
+
+_KEY_TYPES = {
+    "string": ("string",),
+    "int32": ("byte", "short", "integer"),
+    "int64": ("byte", "short", "integer", "long"),
+    "bytes": ("binary",),
+    "json": ("string", "boolean", "byte", "short", "integer", "long"),
+}
+_MICROSECONDS = 1_000
+_DOUBLES = ("avg", "stddev", "variance")
+
+
+class TableMapping:
+    """The records of one store, from rows of one table of an operator.
+
+    Raises ``TopologyError`` or ``StateUnsupported`` if the store cannot have the table, saying what to declare.
+    """
+
+    def __init__(self, spec: StoreSpec, operator: Operator) -> None:
+        if spec.spark_state is None:
+            raise TopologyError(f"The store {spec.name!r} has no spark_state: 'forebay spark describe' shows how.")
+        if spec.stream_partitioner is None:
+            raise TopologyError(
+                f"The store {spec.name!r} has the partitioner 'unknown': name the one to write by."
+            )
+        self.spec = spec
+        self.table = _table(spec, describe_operator(operator))
+        self.family = operator.store(self.table.store).family(self.table.family)
+        self._check()
+        self.keys = KeyEncoder(spec, tuple(field.path for field in self.table.key))
+        columns = spec.spark_state.columns or _own_columns(spec, self.table)
+        _refuse_opaque(spec, columns, self.table)
+        self.values = ValueEncoder([_member(spec, column, self.family.value) for column in columns])
+        self.members = {column.name: _result_type(spec, column, self.family.value) for column in columns}
+        """The members of a value, or of each value of a list, and the types of which they are written."""
+        self.digest = _digest(spec, operator, self.table, self.family)
+
+    @property
+    def deletes(self) -> bool:
+        """Whether a key that leaves the state leaves the store: by default so if nothing else expires there."""
+        assert self.spec.spark_state is not None
+        chosen = self.spec.spark_state.on_removal or (DELETE if self.spec.store_kind.expiry is None else KEEP)
+        return chosen == DELETE
+
+    @property
+    def copy_deletes(self) -> bool:
+        """Whether a copy of the state may delete keys that the log has and the state lacks."""
+        return self.deletes or self.table.kind == "session"
+
+    @property
+    def keeps_ended(self) -> bool:
+        """Whether the store keeps entries with an end that have left the state."""
+        return not self.deletes and self.spec.store_kind.time_to_end_ms(self.spec) is not None
+
+    def window_start_ms(self, key: Row) -> int:
+        """When a window starts, of its key; raises ``StateUnsupported`` if it is as long as no window of the
+        store."""
+        assert self.table.window_path is not None
+        start, end = field_at(key, self.table.window_path)
+        if end - start != (self.spec.window_size_ms or 0) * _MICROSECONDS:
+            raise StateUnsupported(
+                f"The query's windows are {(end - start) / _MICROSECONDS:g} ms long, window_size_ms of the store "
+                f"{self.spec.name!r} is {self.spec.window_size_ms}. Make them equal; another length needs a new "
+                "store."
+            )
+        return int(start // _MICROSECONDS)
+
+    def session_ms(self, value: Row) -> tuple[int, int]:
+        """When a session starts and ends, of its value."""
+        assert self.table.window_path is not None
+        start, end = field_at(value, self.table.window_path)
+        return start // _MICROSECONDS, end // _MICROSECONDS
+
+    def expires_ms(self, value: Row) -> int | None:
+        """The epoch milliseconds from which Spark hides a value; None if it does not expire."""
+        path = self.table.expires_path
+        expires_ms = None if path is None else field_at(value, path)
+        return None if expires_ms is None or expires_ms < 0 else int(expires_ms)
+
+    def _check(self) -> None:
+        name, table = self.spec.name, self.table
+        if table.kind != self.spec.kind:
+            raise TopologyError(
+                f"The state of operator {table_name(table)} is for a {table.kind} store; {name!r} is of the kind "
+                f'{self.spec.kind!r}. Declare kind = "{table.kind}".'
+            )
+        types = [field.type for field in table.key]
+        fitting = _KEY_TYPES[self.spec.key]
+        fits = all(isinstance(kind, AtomicType) and kind.name in fitting for kind in types)
+        if not types:
+            fits = self.spec.key in TOTAL_KEYS
+        if not fits or (len(types) > 1 and self.spec.key != "json"):
+            shown = ", ".join(f"{field.name} {field.type}" for field in table.key) or "none"
+            remedy = f'Declare key = "{table.key_codec}".' if table.key_codec else "No key codec takes them."
+            raise TopologyError(
+                f"The key columns of the state ({shown}) do not fit the key codec {self.spec.key!r} of {name!r}. "
+                f"{remedy}"
+            )
+
+
+def table_name(table: Table) -> str:
+    """A table's name for messages."""
+    return table.family if table.store == "default" else f"{table.store}/{table.family}"
+
+
+def _table(spec: StoreSpec, described: OperatorDescription) -> Table:
+    assert spec.spark_state is not None
+    if described.refusal is not None:
+        raise StateUnsupported(
+            f"Operator {described.operator} ({described.name}) cannot be served as {spec.name!r}: "
+            f"{described.refusal}."
+        )
+    variable = spec.spark_state.variable
+    names = ", ".join(table.family for table in described.tables) or "none"
+    if variable is None:
+        if len(described.tables) != 1:
+            raise TopologyError(
+                f"Operator {described.operator} has several variables, {names}: name the one that {spec.name!r} "
+                "has with variable = in its spark_state."
+            )
+        return described.tables[0]
+    for table in described.tables:
+        if table.family == variable:
+            return table
+    raise CheckpointMissing(f"Operator {described.operator} has no variable {variable!r}, only {names}.")
+
+
+def _own_columns(spec: StoreSpec, table: Table) -> tuple[StateColumn, ...]:
+    """The fields under their own names, where these and what they mean are beyond doubt."""
+    names = [field.name for field in table.value]
+    doubtful = table.has_buffers and any(len(field.functions) != 1 for field in table.value)
+    if len(set(names)) < len(names) or doubtful:
+        shown = ", ".join(
+            f'{{ name = "…", position = {position_text(field.path)}{_function(field)} }}'
+            for field in table.value
+            if not field.opaque
+        )
+        raise TopologyError(
+            f"The state for {spec.name!r} has buffers of aggregates, whose names and meaning only the query's "
+            f"author knows. Declare them in spark_state: fields = [{shown}]"
+        )
+    return tuple(
+        StateColumn(field.name, field.path, field.functions[0] if field.functions else None)
+        for field in table.value
+    )
+
+
+def _refuse_opaque(spec: StoreSpec, columns: Sequence[StateColumn], table: Table) -> None:
+    opaque = {field.path: field.name for field in table.value if field.opaque}
+    named = [f"{column.name!r} ({opaque[column.path]})" for column in columns if column.path in opaque]
+    if named:
+        raise TopologyError(
+            f"The fields {', '.join(named)} of {spec.name!r} are buffers that only Spark reads, as those of "
+            "collect_list, percentile_approx and approx_count_distinct. Leave them out of its spark_state. To "
+            "serve them, write what the query puts out with the sink."
+        )
+
+
+def _function(field: StateField) -> str:
+    return f', function = "{field.functions[0]}"' if field.functions else ""
+
+
+def _member(spec: StoreSpec, column: StateColumn, struct: StructType) -> ValueMember:
+    form = json_form(_result_type(spec, column, struct))
+    if column.function is None:
+        return ValueMember(column.name, field_reader(column.path), form)
+    if len(column.path) != 1:
+        raise TopologyError(
+            f"The field {column.name!r} of {spec.name!r} is within a struct, where no aggregate has its buffer: "
+            "leave out its function."
+        )
+    function, [at] = column.function, column.path
+    return ValueMember(column.name, value_reader(function, struct.fields, at), form)
+
+
+def _result_type(spec: StoreSpec, column: StateColumn, struct: StructType) -> DataType:
+    kind = _type_at(spec, column, struct)
+    return AtomicType("double") if column.function in _DOUBLES else kind
+
+
+def _type_at(spec: StoreSpec, column: StateColumn, struct: StructType) -> DataType:
+    kind: DataType = struct
+    for position in column.path:
+        if not isinstance(kind, StructType) or position >= len(kind.fields):
+            raise TopologyError(
+                f"The field {column.name!r} of {spec.name!r} is at position {position_text(column.path)}, which "
+                f"the state does not have: it is {struct}."
+            )
+        kind = kind.fields[position].type
+    return kind
+
+
+def _digest(spec: StoreSpec, operator: Operator, table: Table, family: ColumnFamily) -> str:
+    """Identifies the mapping: with another one the same state makes other records."""
+    parts = (
+        operator.name,
+        table.partitions,
+        str(family.key),
+        str(family.value),
+        spec.spark_state,
+        spec.kind,
+        spec.key,
+        spec.partitioner,
+        spec.window_size_ms,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

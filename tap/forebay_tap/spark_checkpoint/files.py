@@ -1,0 +1,163 @@
+"""Where a checkpoint's files are: a local directory, or any file system that pyarrow opens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from forebay_tap.spark_checkpoint.errors import CheckpointError, CheckpointUnreachable
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FileStatus:
+    """A file's size, and when it was last written, in epoch milliseconds (None if the file system keeps none)."""
+
+    size_bytes: int
+    modified_ms: int | None
+
+
+class CheckpointFiles(Protocol):
+    """The files below a checkpoint's location. Paths are relative to it and separated by ``/``.
+
+    A missing file raises ``FileNotFoundError``, any other failure ``CheckpointUnreachable``.
+    """
+
+    @property
+    def url(self) -> str:
+        """The location, for messages."""
+        ...
+
+    def list(self, directory: str) -> list[str]:
+        """The names in a directory, sorted; none if it is missing."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """A file's content."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file."""
+        ...
+
+    def stat(self, path: str) -> FileStatus:
+        """A file's size and time."""
+        ...
+
+
+class LocalFiles:
+    """The files of a local directory."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @property
+    def url(self) -> str:
+        return str(self._root)
+
+    def list(self, directory: str) -> list[str]:
+        try:
+            return sorted(item.name for item in _reachable((self._root / directory).iterdir))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def read(self, path: str) -> bytes:
+        return _reachable((self._root / path).read_bytes)
+
+    def exists(self, path: str) -> bool:
+        return _reachable((self._root / path).is_file)
+
+    def stat(self, path: str) -> FileStatus:
+        status = _reachable((self._root / path).stat)
+        return FileStatus(status.st_size, status.st_mtime_ns // 1_000_000)
+
+
+class ArrowFiles:
+    """The files of a ``pyarrow.fs`` file system: S3, GCS, Azure, HDFS, or the local one."""
+
+    def __init__(self, filesystem: Any, root: str, url: str) -> None:
+        self._filesystem, self._root, self._url = filesystem, root.rstrip("/"), url
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def list(self, directory: str) -> list[str]:
+        from pyarrow.fs import FileSelector
+
+        selector = FileSelector(self._path(directory), allow_not_found=True)
+        return sorted(item.base_name for item in _reachable(lambda: self._filesystem.get_file_info(selector)))
+
+    def read(self, path: str) -> bytes:
+        def content() -> bytes:
+            with self._filesystem.open_input_file(self._path(path)) as file:
+                return bytes(file.read())
+
+        return _reachable(content)
+
+    def exists(self, path: str) -> bool:
+        try:
+            # Why: asked for its type, pyarrow also lists what is below a missing path, a dear request in S3.
+            _reachable(lambda: self._filesystem.open_input_file(self._path(path)).close())
+        except FileNotFoundError:
+            return False
+        return True
+
+    def stat(self, path: str) -> FileStatus:
+        from pyarrow.fs import FileType
+
+        information = self._information(path)
+        if information.type == FileType.NotFound:
+            raise FileNotFoundError(self._path(path))
+        nanoseconds = information.mtime_ns
+        return FileStatus(information.size or 0, None if nanoseconds is None else nanoseconds // 1_000_000)
+
+    def _information(self, path: str) -> Any:
+        [information] = _reachable(lambda: self._filesystem.get_file_info([self._path(path)]))
+        return information
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+
+def open_files(url: str) -> CheckpointFiles:
+    """The files at a path or a ``file:``, ``s3:``, ``gs:``, ``abfs:`` or ``hdfs:`` URL.
+
+    Raises ``CheckpointError`` if pyarrow, which all but local files need, is missing or refuses the URL.
+    """
+    parts = urlsplit(url)
+    if not parts.scheme:
+        return LocalFiles(Path(url))
+    if parts.scheme == "file":
+        return LocalFiles(Path(unquote(parts.path)))
+    # Without its query and user, where pyarrow takes credentials.
+    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    try:
+        from pyarrow.fs import FileSystem
+    except ImportError as error:
+        message = f"Reading {shown} needs pyarrow: install it, or forebay with the extra 'tap'."
+        raise CheckpointError(message) from error
+    # The names that Hadoop gives to the same file systems.
+    named = {"s3a": "s3", "s3n": "s3", "abfss": "abfs"}.get(parts.scheme, parts.scheme)
+    try:
+        filesystem, root = FileSystem.from_uri(named + url[len(parts.scheme) :])
+    except (OSError, ValueError) as error:
+        reason = str(error).replace(url[len(parts.scheme) :], shown[len(parts.scheme) :])
+        raise CheckpointError(
+            f"pyarrow cannot open {shown}: {reason}. Check the URL and its credentials."
+        ) from error
+    return ArrowFiles(filesystem, root, shown)
+
+
+def _reachable(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        message = f"The checkpoint's file system failed: {error}."
+        raise CheckpointUnreachable(f"{message} Check that it is up, and that this user may read it.") from error

@@ -1,0 +1,356 @@
+"""One store's log, kept at the state of one table of a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from forebay.store_spec import StoreSpec
+from forebay_changelog import Changelog
+from forebay_tap.batch_rows import BatchRows
+from forebay_tap.content_differences import content_differences
+from forebay_tap.conversion import Conversion, open_conversion
+from forebay_tap.copy_attempts import CopyAttempts
+from forebay_tap.gap import Gap, gap_before, still_unproven
+from forebay_tap.lineage import (
+    TapPosition,
+    is_continued,
+    is_in_log,
+    lineage_of,
+    new_copy,
+    unfinished_lineage,
+    why_not_continued,
+)
+from forebay_tap.mapping import TableMapping
+from forebay_tap.plain_conversion import StoreRecord
+from forebay_tap.scratch import ContentIndex
+from forebay_tap.spark_checkpoint import Checkpoint
+from forebay_tap.spark_checkpoint.changes import StateEntry
+from forebay_tap.spark_checkpoint.errors import (
+    CheckpointFileCorrupt,
+    LineageMismatch,
+    StateUnsupported,
+    VersionNotCommitted,
+    VersionPurged,
+)
+from forebay_tap.spark_checkpoint.operators import Operator
+from forebay_tap.store_log import LogReplaced, StoreLog
+
+log = logging.getLogger(__name__)
+
+_ROWS_AT_ONCE = 20_000
+"""So many records of a copy are written together."""
+_SIGN_OF_LIFE_MS = 10_000
+"""So often a tap appends a heartbeat that says nothing else: as often as Spark reports an idle query."""
+CANNOT_FOLLOW = (VersionPurged, LineageMismatch, CheckpointFileCorrupt)
+"""What a batch's changes may be lost to: the state is copied anew."""
+
+
+class StoreTap:
+    """Writes batch by batch what a table changed, and copies the whole table where that cannot be had.
+
+    ``writer`` is the name under which it writes: a sink or another tap of that name takes its place, and the other
+    way round. Methods raise ``CheckpointError``, ``ChangelogError`` and ``TopologyError``.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        spec: StoreSpec,
+        changelog: Changelog,
+        clock_ms: Callable[[], float],
+        *,
+        take_over: bool = False,
+        writer: str | None = None,
+        on_written: Callable[[int], None] = lambda records: None,
+    ) -> None:
+        assert spec.spark_state is not None
+        self.spec = spec
+        self.operator = spec.spark_state.operator
+        self._checkpoint = checkpoint
+        self._log = StoreLog(changelog, spec, writer or spec.name, on_written)
+        self._clock_ms = clock_ms
+        self._take_over = take_over
+        self._position: TapPosition | None = None
+        self._conversion: Conversion | None = None
+        self._content: ContentIndex | None = None
+        """What the log holds, if batches can only be compared with it."""
+        self._is_filling = False
+        """Whether the log has never had all of this query's state."""
+        self._operator: Operator | None = None
+        self._is_interrupted = False
+        """Whether something failed between reading changes and writing their records: what is remembered of the
+        state is ahead of the log then."""
+        self._as_of_ms: int | None = None
+        self._beat_due_ms = 0
+
+    @property
+    def batch(self) -> int | None:
+        """The batch up to which the log has the state; None before ``begin``."""
+        return None if self._position is None else self._position.batch
+
+    def begin(self, newest: int) -> None:
+        """Go on from where the log is, or copy the state as the newest batch left it."""
+        mapping = self._mapping(newest)
+        self._log.open()
+        written = self._log.last_position_of(self._checkpoint.id, take_over=self._take_over)
+        if written is not None and is_continued(self._checkpoint, written, mapping.digest, self._log.identity):
+            log.info("%s goes on after batch %d of %s", self.spec.name, written.batch, written.checkpoint_id)
+            self._adopt(written, mapping)
+            try:
+                self._remember(written.batch)
+            except CANNOT_FOLLOW as error:
+                self.copy(newest, str(error))
+            return
+        has_all = written is not None and not written.filling and is_in_log(written, self._log.identity)
+        self._is_filling = not has_all
+        self._position = written
+        self.copy(newest, why_not_continued(written, self._log.identity))
+
+    def has_batch(self) -> bool:
+        """Whether the checkpoint still has the batch that the log has; it does not once the query was set back."""
+        assert self._position is not None
+        assert self._conversion is not None
+        unfinished, digest = self._position.batch < 0, self._conversion.mapping.digest
+        return unfinished or is_continued(self._checkpoint, self._position, digest, self._log.identity)
+
+    def follow(self, batch: int) -> int:
+        """Write what a batch changed; it must be the next, and have ended. Returns how many records that took.
+
+        Copies the whole state if the batch's changes are gone, do not follow, or are not kept. If it fails, it may
+        be repeated.
+        """
+        try:
+            return self._follow(batch)
+        except LogReplaced as error:
+            return self._copy_to_new_log(batch, error)
+
+    def _follow(self, batch: int) -> int:
+        position, conversion = self._position, self._conversion
+        assert position is not None
+        assert conversion is not None
+        mapping = conversion.mapping
+        if self._is_interrupted and (position.batch < 0 or self._content is not None):
+            return self.copy(batch, "a copy of it was interrupted", compares=self._content is not None)
+        if self._checkpoint.ended_operator(self.operator, batch) != self._operator:
+            return self.copy(batch, "the operator, its schema or its partitions have changed")
+        if self._content is not None:
+            try:
+                return self._compare(batch, Gap())
+            except CANNOT_FOLLOW as error:
+                return self.copy(self._checkpoint.newest_batch(), str(error), compares=True)
+        # Before it is read: if it is run again meanwhile, what was read is not continued.
+        rows, lineage = BatchRows(self.spec), self._lineage(batch)
+        try:
+            self._remember_if_interrupted()
+            self._is_interrupted = True
+            for partition in range(mapping.table.partitions):
+                blocks = self._checkpoint.change_blocks(
+                    self.operator, partition, batch + 1, batch + 1, mapping.table.store, mapping.table.family
+                )
+                rows.add_all(conversion.apply(blocks, self._now_ms()))
+        except CANNOT_FOLLOW as error:
+            return self.copy(self._checkpoint.newest_batch(), str(error))
+        except StateUnsupported as error:
+            log.warning("%s: %s Until then every batch is compared with the whole log.", self.spec.name, error)
+            return self.copy(batch, "its changes are not kept", compares=True)
+        self._append(batch, lineage, rows, batch_id=batch)
+        self._is_interrupted = False
+        return rows.count
+
+    def copy(self, batch: int, reason: str, *, compares: bool = False) -> int:
+        """Make the log equal to the state as a batch left it; returns how many records that took.
+
+        What the log has already is not written again, and what the state no longer has is deleted. Until the log
+        has had all of the state once, it says that it is being filled.
+        """
+        attempts = CopyAttempts(self._checkpoint, self.spec.name)
+        while True:
+            try:
+                return self._copy(batch, reason, compares=compares)
+            except LogReplaced as error:
+                reason, self._is_filling = str(error), True
+            except (VersionPurged, VersionNotCommitted) as error:
+                batch = attempts.next_batch(batch, error)
+                reason = str(error)
+
+    def keep_log(self) -> int:
+        """Copy the state if the log is no longer the one that was written, which every write notices as well;
+        returns how many records that took."""
+        try:
+            self._log.require_same()
+        except LogReplaced as error:
+            return self._copy_to_new_log(self._checkpoint.newest_batch(), error)
+        return 0
+
+    def _copy_to_new_log(self, batch: int, error: LogReplaced) -> int:
+        log.warning("%s: %s while the tap was running", self.spec.name, error)
+        self._is_filling = True
+        return self.copy(batch, str(error), compares=self._content is not None)
+
+    def _copy(self, batch: int, reason: str, *, compares: bool) -> int:
+        mapping = self._mapping(batch)
+        self._log.open()
+        if mapping.copy_deletes:
+            self._log.require_own(take_over=self._take_over)
+        log.info("%s: the state of batch %d is copied to its log, as %s", self.spec.name, batch, reason)
+        gap = self._gap(batch, mapping, compares=compares)
+        lineage = unfinished_lineage(self._log.identity)
+        position = TapPosition(
+            self._checkpoint.id, new_copy(), -1, lineage, self._is_filling, gap.proven_ms, gap.unproven
+        )
+        self._adopt(position, mapping)
+        self._is_interrupted = True
+        # Whoever wrote under this name until now adds nothing behind what is read.
+        self._log.write(position, BatchRows(self.spec), batch_id=None)
+        self._content = content = self._log.content()
+        written = self._compare(batch, gap)
+        self._is_filling = False
+        if not compares:
+            self._content = None
+        log.info(
+            "%s: its log has the state of batch %d after %d records, of which %d delete what the state lacks",
+            self.spec.name,
+            batch,
+            written,
+            content.removed,
+        )
+        return written
+
+    def _gap(self, batch: int, mapping: TableMapping, *, compares: bool) -> Gap:
+        """What a copy cannot tell of entries that have left the state, and are to stay in the store."""
+        position, spec = self._position, self.spec
+        if not mapping.keeps_ended:
+            return Gap()
+        if compares and position is not None and position.batch == batch - 1:
+            # No batch was left out.
+            return Gap(position.watermark_ms, position.unproven)
+        withdraws, has_all = not self._log.other_writers(), not self._is_filling
+        return gap_before(self._checkpoint, spec, position, batch, has_all=has_all, withdraws=withdraws)
+
+    def expire(self) -> int:
+        """Delete what Spark hides from now on, though its state still holds it; returns how many records that
+        took."""
+        conversion, position = self._conversion, self._position
+        assert conversion is not None
+        assert position is not None
+        try:
+            self._remember_if_interrupted()
+        except CANNOT_FOLLOW as error:
+            return self.copy(self._checkpoint.newest_batch(), str(error))
+        now_ms, due_ms = self._now_ms(), conversion.next_expiry_ms()
+        if due_ms is None or due_ms > now_ms:
+            return 0
+        rows = BatchRows(self.spec)
+        self._is_interrupted = True
+        rows.add_all(conversion.expire(now_ms))
+        try:
+            self._log.write(position, rows, batch_id=None)
+        except LogReplaced as error:
+            return self._copy_to_new_log(self._checkpoint.newest_batch(), error)
+        self._is_interrupted = False
+        return rows.count
+
+    def beat(self, as_of_ms: int | None) -> None:
+        """State up to when the source is in the log; None says nothing new.
+
+        Without news, state every ten seconds that the tap runs: workers name a writer that is silent.
+        """
+        position, now_ms = self._position, self._now_ms()
+        assert position is not None
+        is_news = as_of_ms is not None and (self._as_of_ms is None or as_of_ms > self._as_of_ms)
+        if not is_news and now_ms < self._beat_due_ms:
+            return
+        self._as_of_ms = as_of_ms if is_news else self._as_of_ms
+        self._beat_due_ms = now_ms + _SIGN_OF_LIFE_MS
+        self._log.beat(position, self._as_of_ms)
+
+    def _now_ms(self) -> int:
+        return int(self._clock_ms())
+
+    def _mapping(self, batch: int) -> TableMapping:
+        self._operator = self._checkpoint.ended_operator(self.operator, batch)
+        return TableMapping(self.spec, self._operator)
+
+    def _adopt(self, position: TapPosition, mapping: TableMapping) -> None:
+        self._position = position
+        self._conversion = open_conversion(mapping)
+        self._content = None
+        self._is_interrupted = False
+        self._as_of_ms = None
+
+    def _remember(self, batch: int) -> None:
+        """Load what later changes need of the state that the log has."""
+        conversion = self._conversion
+        assert conversion is not None
+        if conversion.remembers:
+            for partition in range(conversion.mapping.table.partitions):
+                for _ in conversion.load(self._entries(partition, batch), self._now_ms()):
+                    pass
+
+    def _remember_if_interrupted(self) -> None:
+        """Load anew what is remembered, if that is ahead of the log."""
+        assert self._position is not None
+        assert self._conversion is not None
+        if self._is_interrupted:
+            self._conversion.clear()
+            self._remember(self._position.batch)
+            self._is_interrupted = False
+
+    def _compare(self, batch: int, gap: Gap) -> int:
+        """Write where the log differs from the state as a batch left it, and withdraw what is in a gap."""
+        conversion, position, content = self._conversion, self._position, self._content
+        assert conversion is not None
+        assert position is not None
+        assert content is not None
+        self._is_interrupted = True
+        lineage = self._lineage(batch)
+        conversion.clear()
+        content.begin()
+        partitions = (self._entries(each, batch) for each in range(conversion.mapping.table.partitions))
+        is_withdrawn = partial(gap.is_withdrawn, self.spec)
+        differences = content_differences(conversion, content, partitions, self._now_ms, is_withdrawn)
+        written = 0
+        while (rows := self._next_rows(differences)).count == _ROWS_AT_ONCE:
+            self._log.write(position, rows, batch_id=None)
+            written += rows.count
+        self._append(batch, lineage, rows, batch_id=None)
+        self._is_interrupted = False
+        return written + rows.count
+
+    def _next_rows(self, records: Iterator[StoreRecord]) -> BatchRows:
+        rows = BatchRows(self.spec)
+        rows.add_all(islice(records, _ROWS_AT_ONCE))
+        return rows
+
+    def _entries(self, partition: int, batch: int) -> Iterable[StateEntry]:
+        assert self._conversion is not None
+        table = self._conversion.mapping.table
+        return self._checkpoint.snapshot(self.operator, partition, batch + 1, table.store, table.family)
+
+    def _lineage(self, batch: int) -> str:
+        assert self._conversion is not None
+        checkpoint, digest = self._checkpoint, self._conversion.mapping.digest
+        return lineage_of(checkpoint.ended_file, checkpoint.ended_status, batch, digest, self._log.identity)
+
+    def _proven(self, batch: int) -> dict[str, Any]:
+        """What a position says of entries that have ended, once the log has a batch."""
+        assert self._position is not None
+        assert self._conversion is not None
+        if not self._conversion.mapping.keeps_ended:
+            return {"watermark_ms": None, "unproven": ()}
+        watermark_ms = self._checkpoint.ended_offsets(batch).watermark_ms
+        unproven = still_unproven(self._position.unproven, self.spec, watermark_ms)
+        return {"watermark_ms": watermark_ms, "unproven": unproven}
+
+    def _append(self, batch: int, lineage: str, rows: BatchRows, *, batch_id: int | None) -> None:
+        """Write the last rows of a batch, after which the log has it."""
+        position = self._position
+        assert position is not None
+        reached = replace(position, batch=batch, lineage=lineage, filling=False, **self._proven(batch))
+        self._log.write(reached, rows, batch_id=batch_id)
+        self._position = reached

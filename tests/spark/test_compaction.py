@@ -1,0 +1,60 @@
+"""How often a job compacts the SQLite logs that it writes."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from forebay.store_spec import StoreSpec
+from forebay_changelog.sqlite.changelog import SqliteChangelog
+from forebay_changelog.sqlite.compaction import CompactionLimits
+from tests.support.cluster import wait_until
+
+pytestmark = pytest.mark.spark
+
+SLOW, QUICK = (StoreSpec(name, "key-value", "string", "json", "murmur2", name, 1) for name in ("slow", "quick"))
+
+
+class Clock:
+    """Stands for the module ``time``."""
+
+    def __init__(self) -> None:
+        self.passed_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.passed_s
+
+    def time(self) -> float:
+        return time.time() + self.passed_s
+
+
+def test_slow_log_is_compacted_less_often(tmp_path, monkeypatch):
+    """Other logs keep their interval."""
+    from forebay_spark.compaction import Compaction
+
+    clock = Clock()
+    monkeypatch.setattr("forebay_spark.compaction.time", clock)
+    changelog = SqliteChangelog(tmp_path)
+    for spec in (SLOW, QUICK):
+        changelog.ensure(spec)
+    compacted: list[str] = []
+
+    def compact(spec: StoreSpec) -> None:
+        SqliteChangelog.compact(changelog, spec, CompactionLimits())
+        clock.passed_s += 60 if spec is SLOW else 0
+        compacted.append(spec.name)
+
+    compactor = SimpleNamespace(compacted_ms=changelog.compacted_ms, compact=compact)
+    compaction = Compaction(SimpleNamespace(compactor=lambda spec: compactor), (SLOW, QUICK))
+
+    def compacted_after(passed_s: float) -> list[str]:
+        clock.passed_s += passed_s
+        compacted.clear()
+        compaction.begin_if_due()
+        wait_until(lambda: compaction._thread is None or not compaction._thread.is_alive(), "the end")
+        return list(compacted)
+
+    assert compacted_after(0) == ["slow", "quick"]
+    assert compacted_after(0) == []
+    assert compacted_after(601) == ["quick"], "a minute for the other is a fiftieth of fifty minutes"
+    assert compacted_after(2_401) == ["slow", "quick"]

@@ -1,0 +1,89 @@
+"""What was read of each store in a second: counts that several processes add up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from forebay.lag import Lag
+
+_Counts = tuple[int, ...]
+
+
+class StoreCounts(NamedTuple):
+    """A store's counters, which only grow: results of reads, problems by name, and histograms by bucket."""
+
+    reads: int
+    problems: Mapping[str, int]
+    answer_ms: _Counts
+    served: tuple[_Counts, ...]
+    """Record lag, time lag and age of answers."""
+
+
+class StoreSample(NamedTuple):
+    """One second of one store; ``counts`` is None if nothing was read."""
+
+    at_s: int
+    lag: Lag
+    counts: StoreCounts | None = None
+
+    def document(self) -> list[Any]:
+        """The sample for another process of the router."""
+        return [self.at_s, self.lag, self.counts]
+
+    @classmethod
+    def from_document(cls, document: Sequence[Any]) -> StoreSample:
+        """The inverse of ``document``."""
+        at_s, lag, counts = document
+        if counts is None:
+            return cls(at_s, Lag(*lag))
+        reads, problems, answer_ms, served = counts
+        return cls(at_s, Lag(*lag), StoreCounts(reads, problems, tuple(answer_ms), tuple(map(tuple, served))))
+
+
+def difference(now: StoreCounts, before: StoreCounts | None) -> StoreCounts | None:
+    """What was counted since; None if nothing was."""
+    if before is None or now.reads == before.reads:
+        return None if before is not None or now.reads == 0 else now
+    problems = {
+        name: grown for name, count in now.problems.items() if (grown := count - before.problems.get(name, 0))
+    }
+    served = tuple(_minus(*pair) for pair in zip(now.served, before.served or ((),) * 3, strict=True))
+    return StoreCounts(now.reads - before.reads, problems, _minus(now.answer_ms, before.answer_ms), served)
+
+
+def _minus(now: _Counts, before: _Counts) -> _Counts:
+    return tuple(a - b for a, b in zip(now, before, strict=True)) if before else now
+
+
+def _plus(one: _Counts, other: _Counts) -> _Counts:
+    return tuple(a + b for a, b in zip(one, other, strict=True)) if one and other else one or other
+
+
+def total(counts: Iterable[StoreCounts]) -> StoreCounts | None:
+    """The sum of several counts; None of none."""
+    summed: StoreCounts | None = None
+    for count in counts:
+        if summed is None:
+            summed = count
+            continue
+        problems = dict(summed.problems)
+        for name, times in count.problems.items():
+            problems[name] = problems.get(name, 0) + times
+        served = tuple(_plus(*pair) for pair in zip(summed.served, count.served, strict=True))
+        summed = StoreCounts(
+            summed.reads + count.reads, problems, _plus(summed.answer_ms, count.answer_ms), served
+        )
+    return summed
+
+
+def merged(processes: Iterable[Iterable[StoreSample]]) -> list[StoreSample]:
+    """The samples of several processes of a router, added up by second; the lag is that of the first."""
+    by_second: dict[int, list[StoreSample]] = {}
+    for samples in processes:
+        for sample in samples:
+            by_second.setdefault(sample.at_s, []).append(sample)
+    return [
+        StoreSample(at_s, same[0].lag, total(sample.counts for sample in same if sample.counts is not None))
+        for at_s, same in sorted(by_second.items())
+    ]
