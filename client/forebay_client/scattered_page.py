@@ -171,11 +171,11 @@ class _ScatteredPage:
 
     def _nothing_read(self) -> Problem:
         statuses = {problem.status for problem in self.refused}
-        attempts = attempts_at_all(problem.members for problem in self.refused)
+        problems = [problem.document() for problem in self.refused]
         if statuses == {LagExceedsTolerance.status}:
-            self.refused[0].members["attempts"] = attempts
+            self.refused[0].members["attempts"] = attempts_at_all(problems)
             return self.refused[0]
-        return unread(self._scan.spec.name, statuses, attempts)
+        return unread(self._scan.spec.name, statuses, problems)
 
 
 def share(limit: int, partitions: int) -> int:

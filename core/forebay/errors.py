@@ -390,7 +390,7 @@ class PartitionerMissing(Problem, TopologyError):
 class NoReplica(Problem):
     """No replica could answer: none is known, none could be reached, or those that were asked are not ready, full,
     or refuse. If all of them refuse with 412, the answer is 412 instead. ``attempts`` lists which replicas were
-    asked and what they answered, except when no partition of a list could be read.
+    asked and what they answered. If all that answered gave one type of problem, ``detail`` quotes them.
     """
 
     status, name, title = 503, "no-replica", "No replica answered"

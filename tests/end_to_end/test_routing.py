@@ -157,6 +157,30 @@ def test_unanswered_batch_keys_name_their_partitions(served):
         assert problem["attempts"]
 
 
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [
+        ("keys/7", {}),
+        # A TE header is harmless, and enough to be left to the ordinary read.
+        ("keys/7", {"headers": {"te": "trailers"}}),
+        ("batch-get", {"json": {"keys": [7, 8]}}),
+        ("entries", {}),
+        ("entries?allow_partial=true", {}),
+    ],
+    ids=["fast", "ordinary", "batch", "list", "partial-list"],
+)
+def test_refusal_gives_the_reason_that_all_replicas_give(served, path, options):
+    """Here that nobody has written the store, which a client of the router could not know otherwise."""
+    cluster, router = served
+    url = f"http://{router}/v1/stores/numbers/{path}"
+    answer = httpx.request("POST" if "json" in options else "GET", url, **options).json()
+    problems = [result["problem"] for result in answer["results"]] if "results" in answer else [answer]
+    for problem in problems:
+        assert problem["type"] == "urn:forebay:problem:no-replica"
+        assert problem["detail"].count("Nobody has written to this partition of 'numbers' yet") == 1
+        assert {attempt["host"] for attempt in problem["attempts"]} == set(cluster.workers)
+
+
 def test_answer_held_by_a_hung_worker_is_read_again(tmp_path):
     """What has left its bounds while another worker was waited for is read anew."""
     # Nobody takes over from it meanwhile.

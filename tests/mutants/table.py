@@ -1760,6 +1760,14 @@ MUTANTS: tuple[Mutant, ...] = (
         ("router/reads/test_refusals.py::test_the_refusal_of_the_replica_least_behind_is_passed_on",),
     ),
     Mutant(
+        "unexplained-refusal",
+        "a router's refusal gives the reason that all replicas give",
+        "forebay_router.reads.refusals:_quoted",
+        ") != 1:",
+        ") >= 1:",
+        ("end_to_end/test_routing.py::test_refusal_gives_the_reason_that_all_replicas_give",),
+    ),
+    Mutant(
         "down-worker-asked-first",
         "a refused connection marks a worker down at once",
         "forebay_router.cluster.cluster:Cluster.on_unreachable",

@@ -5,7 +5,7 @@ It does no I/O. Its driver reads the pages, and says what time it is, on the boo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,12 +180,17 @@ def attempts_at_all(problems: Iterable[Mapping[str, Any]]) -> list[dict[str, Any
     ][:_MOST_ATTEMPTS]
 
 
-def unread(store: str, statuses: Collection[int], attempts: list[dict[str, Any]]) -> Problem:
-    """The problem of a list of which no partition could be read, unless all were refused for their lag."""
-    text = f"No partition of {store!r} could be read"
+def unread(store: str, statuses: Collection[int], problems: Sequence[Mapping[str, Any]]) -> Problem:
+    """The problem of a list of which no partition could be read, unless all were refused for their lag.
+
+    It has the attempts of each partition's problem, and quotes the first problem.
+    """
+    text, attempts = f"No partition of {store!r} could be read", attempts_at_all(problems)
     if set(statuses) == {DeadlineExceeded.status}:
         return DeadlineExceeded(f"{text} in time.", store=store, attempts=attempts)
-    return NoReplica(f"{text}.", retry_after_s=1, store=store, attempts=attempts)
+    detail = problems[0].get("detail") if problems else None
+    text += f", the first: {detail}" if detail else "."
+    return NoReplica(text, retry_after_s=1, store=store, attempts=attempts)
 
 
 def _worst(sources: list[dict[str, Any]]) -> Lag:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,18 +49,19 @@ def refusal(store: str, partition: int, attempts: Sequence[Attempt]) -> HttpAnsw
     """The answer if no attempt had one: the refusal shared by all, else no replica.
 
     The shared refusal is the 412 of the replica least behind, or that keys are not where the partitioner puts
-    them.
+    them. Problems of any other type that they share are quoted.
     """
     documents = [attempt.document() for attempt in attempts]
     answers = [attempt.answer for attempt in attempts if attempt.answer is not None]
+    problems = [_problem_of(answer) for answer in answers]
     if answers and all(answer.status == 412 for answer in answers):
         best = min(answers, key=lambda answer: _lag_order(_problem_of(answer)))
         return _passed_on(best, documents, b"retry-after: 1\r\n")
-    if answers and all(_problem_of(answer).get("type") == _MISPLACED for answer in answers):
+    if answers and all(problem.get("type") == _MISPLACED for problem in problems):
         return _passed_on(answers[0], documents)
     return problem_answer(
         NoReplica(
-            f"No replica of {store!r} partition {partition} could answer.",
+            f"No replica of {store!r} partition {partition} could answer.{_quoted(problems)}",
             retry_after_s=1,
             store=store,
             partition=partition,
@@ -74,11 +75,11 @@ def nothing_read(store: str, refused: Sequence[HttpAnswer]) -> HttpAnswer:
 
     Its attempts are those at all partitions.
     """
-    attempts = attempts_at_all(map(_problem_of, refused))
+    problems = [_problem_of(answer) for answer in refused]
     statuses = {answer.status for answer in refused}
     if statuses == {LagExceedsTolerance.status}:
-        return _passed_on(refused[0], attempts)
-    return problem_answer(unread(store, statuses, attempts))
+        return _passed_on(refused[0], attempts_at_all(problems))
+    return problem_answer(unread(store, statuses, problems))
 
 
 def overload(store: str, partition: int, attempts: Sequence[Attempt]) -> HttpAnswer:
@@ -110,6 +111,14 @@ def _passed_on(answer: HttpAnswer, attempts: list[dict[str, Any]], head: bytes =
     document = {**_problem_of(answer), "attempts": attempts}
     body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
     return HttpAnswer(answer.status, answer.head + head, body)
+
+
+def _quoted(problems: Sequence[Mapping[str, Any]]) -> str:
+    """What the workers say, each text once, as the next sentence; nothing unless all their problems are alike."""
+    if len({str(problem.get("type")) for problem in problems}) != 1:
+        return ""
+    details = dict.fromkeys(str(problem["detail"]) for problem in problems if problem.get("detail"))
+    return f" Workers say: {' '.join(details)}" if details else ""
 
 
 def _problem_of(answer: HttpAnswer) -> dict[str, Any]:

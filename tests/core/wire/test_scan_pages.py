@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from forebay.lag import Lag
 from forebay.position import Position, encode_position, log_digest
+from forebay.wire import scan_pages
 from forebay.wire.batches import read_batch_frames
 from forebay.wire.scan_pages import ScanPage, merge, window_end
-from forebay.wire import scan_pages
 
 SOURCE = {
     "partition": 0,

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from forebay.errors import LagExceedsTolerance, NotActive, NotReady, PartitionerMismatch, Problem
+from forebay.errors import LagExceedsTolerance, LogDiverged, NotActive, NotReady, PartitionerMismatch, Problem
 from forebay.lag import Lag
 from forebay.streams_metadata import HostInfo
 from forebay.wire.answers import HttpAnswer, ReplicaInfo, problem_answer, provenance_members
-from forebay_router.reads.refusals import Attempt, refusal
+from forebay_router.reads.refusals import Attempt, nothing_read, refusal
 
 NEAR, FAR, DOWN = (HostInfo(name, 1) for name in ("near", "far", "down"))
 
@@ -66,6 +66,31 @@ def test_partitioner_mismatch_everywhere_is_passed_on():
     assert document(refusal("s", 0, mismatch))["type"] == "urn:forebay:problem:partitioner-mismatch"
     both = [mismatch[0], attempt(FAR, NotReady("closed"), Lag(0, 0, 0))]
     assert document(refusal("s", 0, both))["type"] == "urn:forebay:problem:no-replica"
+
+
+def test_no_replica_quotes_problems_of_one_type():
+    closed, replay = (
+        attempt(host, NotReady(f"{why}."), Lag(0, 0, 0)) for host, why in ((FAR, "Closed"), (NEAR, "In a replay"))
+    )
+    down = Attempt(DOWN, "ConnectionRefusedError")
+    nothing_said = "No replica of 's' partition 0 could answer."
+    for attempts, said in (
+        ([closed, down], " Workers say: Closed."),
+        ([closed, replay, closed], " Workers say: Closed. In a replay."),
+        ([closed, attempt(NEAR, LogDiverged("Diverged."), Lag(0, 0, 0))], ""),
+        ([Attempt(NEAR, "answered", HttpAnswer(503, b"", b"of a proxy"))], ""),
+        ([Attempt(NEAR, "answered", HttpAnswer(503, b"", b'{"type":[],"detail":null}'))], ""),
+    ):
+        assert document(refusal("s", 0, attempts))["detail"] == nothing_said + said
+
+
+def test_a_list_of_nothing_quotes_its_first_partition():
+    closed = attempt(FAR, NotReady("Closed."), Lag(0, 0, 0))
+    refused = [refusal("s", partition, [closed]) for partition in range(2)]
+    first = ", the first: No replica of 's' partition 0 could answer. Workers say: Closed."
+    assert document(nothing_read("s", refused))["detail"] == f"No partition of 's' could be read{first}"
+    # That of a cursor, all of whose partitions are missing.
+    assert document(nothing_read("s", []))["detail"] == "No partition of 's' could be read."
 
 
 def test_without_any_answer_there_is_no_replica():
