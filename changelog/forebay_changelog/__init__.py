@@ -1,9 +1,8 @@
 """Changelogs: the logs that hold the truth about every store's content."""
 
-from forebay_changelog.base import Batch, Changelog, Consumer, Heartbeat, ReadFailure, Record
-from forebay_changelog.eventfd import Wake
-from forebay_changelog.heartbeat_keys import heartbeat_key
-from forebay_changelog.urls import open_changelog
+from forebay_changelog.backend import open_changelog
+from forebay_changelog.base import Batch, Changelog, Consumer, Heartbeat, ReadFailure, Record, Wake
+from forebay_changelog.record_headers import heartbeat_key
 
 __all__ = [
     "Batch",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from forebay.backend_registry import load_backend, naming_extra
 from forebay_changelog.base import Changelog
 
 CHANGELOG_ENTRY_POINTS = "forebay.changelogs"
@@ -25,3 +26,17 @@ class ChangelogBackend(Protocol):
         """The changelog at a URL; raises ``SettingError``, and without ``create`` ``ChangelogError`` if there is
         none."""
         ...
+
+
+_ROLE = "changelog"
+
+
+def open_changelog(url: str, *, create: bool = True) -> Changelog:
+    """The changelog at a URL, such as ``sqlite:///DIR`` or ``kafka://HOST:PORT,…``.
+
+    Its scheme decides which installed backend opens it. Raises ``SettingError``, ``ExtraMissing`` if the
+    backend's packages are not installed, and without ``create`` ``ChangelogError`` if there is none.
+    """
+    backend: ChangelogBackend = load_backend(CHANGELOG_ENTRY_POINTS, url, _ROLE)
+    with naming_extra(CHANGELOG_ENTRY_POINTS, url, _ROLE):
+        return backend.open(url, create=create)

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from forebay.errors import ChangelogError, ChangelogUnreachable
 from forebay.task_ids import TopicPartition
-from forebay_changelog.base import Batch, Consumer, Record
-from forebay_changelog.eventfd import Wake
+from forebay_changelog.base import Batch, Consumer, Record, Wake
 
 _RECORDS_PER_POLL = 10_000
 _PATIENCE_S = 60.0

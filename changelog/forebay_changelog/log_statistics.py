@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forebay_changelog.base import Batch, Heartbeat
-from forebay_changelog.heartbeat_keys import writer_of
+from forebay_changelog.record_headers import writer_of
 
 
 @dataclass

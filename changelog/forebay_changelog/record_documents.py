@@ -12,7 +12,7 @@ from forebay.codecs.values import ValueCodec
 from forebay.durations import time_text
 from forebay.store_spec import StoreSpec
 from forebay_changelog.base import Heartbeat, Record
-from forebay_changelog.heartbeat_keys import writer_of
+from forebay_changelog.record_headers import writer_of
 
 
 class JsonText(str):

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.partitioning import StreamPartitioner
-from forebay_changelog.heartbeat_keys import heartbeat_key
+from forebay_changelog.record_headers import heartbeat_key
 from forebay_changelog.sqlite.batches import append_batch
 from forebay_changelog.sqlite.log_file import PATIENCE_S, Proof, WriteRefused, check_directory, partition_path
 from forebay_spark.batch_murmur2 import murmur2_partitions

@@ -19,7 +19,7 @@ from forebay.errors import SinkError
 from forebay.store_spec import StoreSpec
 from forebay.topology import Topology
 from forebay.topology_file import load_topology
-from forebay_changelog import heartbeat_keys, open_changelog, record_headers, superseded
+from forebay_changelog import open_changelog, record_headers
 from forebay_changelog.sqlite import batches, checksums, log_file, writers
 from forebay_spark import batch_murmur2, executor, json_keys, keyed_records, repeated_keys, sorted_runs
 from forebay_spark.columns import ColumnArguments, Selection, lay_out
@@ -27,18 +27,16 @@ from forebay_spark.fill import FILL_PREFIX, FillResult, IfWritten, fill
 from forebay_spark.kafka_columns import kafka_columns
 from forebay_spark.kind_columns import columns_of
 from forebay_spark.plan import holds_records_back
-from forebay_spark.query_runs import QUERY_RUNS, QueryRun
-from forebay_spark.session_listeners import SESSION_LISTENERS
-from forebay_spark.shuffle_slots import Slots
+from forebay_spark.query_runs import QUERY_RUNS, SESSION_LISTENERS, QueryRun
 from forebay_spark.sink_writer import SinkWriter, complete_mode
 from forebay_spark.store_writer import SinkLog, StoreWriter
-from forebay_spark.write import Write, attempt, current_run
+from forebay_spark.write import Slots, Write, attempt, current_run
 
 log = logging.getLogger(__name__)
 
 _LEAST_SPARK = (4, 0)
 _BY_VALUE = (
-    *(partitioning, batch_murmur2, heartbeat_keys, record_headers, record_orders, superseded),
+    *(partitioning, batch_murmur2, record_headers, record_orders),
     *(checksums, log_file, writers, batches),
     *(executor, json_keys, keyed_records, repeated_keys, sorted_runs),
 )

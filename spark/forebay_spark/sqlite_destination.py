@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import socket
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -16,8 +21,35 @@ from forebay_changelog.sqlite.batches import differs, newest_batch, rows_of_batc
 from forebay_changelog.sqlite.changelog import SqliteChangelog, naming
 from forebay_spark.destinations import BatchId, refusing
 from forebay_spark.executor import Batches, Target, write_rows
-from forebay_spark.run_directories import RunDirectories
 from forebay_spark.sorted_runs import RunPart, append_parts, append_runs, by_partition, write_runs
+
+
+class RunDirectories:
+    """Directories of batches below ``~runs/`` of a changelog, each removed with its batch."""
+
+    def __init__(self, changelog: Path) -> None:
+        # No topic is called so.
+        self._root = changelog / "~runs"
+        self._swept: set[Path] = set()
+
+    @contextlib.contextmanager
+    def one(self, query_id: str, writer: str) -> Iterator[Path]:
+        """A directory for one batch of a query; what a process that was killed has left of that query is removed.
+
+        It is as open as the changelog's own directory.
+        """
+        parent = self._root / quote(query_id, safe="") / quote(writer, safe="")
+        if parent not in self._swept:
+            shutil.rmtree(parent, ignore_errors=True)
+            self._swept.add(parent)
+        parent.mkdir(parents=True, exist_ok=True)
+        directory = Path(tempfile.mkdtemp(prefix="batch-", dir=parent))
+        directory.chmod(self._root.parent.stat().st_mode & 0o777)
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
 
 _WRITTEN = "partition int, row_count bigint, next_offset bigint, is_new boolean"
 _RUN_PARTS = "path string, partition int, first_row bigint, row_count bigint"

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from forebay.clock import epoch_ms
@@ -17,8 +17,38 @@ from forebay_spark.columns import Layout
 from forebay_spark.destinations import BatchId, UnorderedDestination
 from forebay_spark.executor import KeyColumns, partition_rows, place_rows
 from forebay_spark.query_runs import QUERY_RUNS, QueryRun
-from forebay_spark.shuffle_slots import Slots
 from forebay_spark.store_writer import StoreWriter
+
+
+class Slots:
+    """Which task writes which partitions: no more tasks than cores, since each costs some 50 ms."""
+
+    def __init__(self, partitions: int) -> None:
+        self._partitions = partitions
+        self._slots: tuple[int, ...] = ()
+
+    def by_partition(self, session: SparkSession) -> tuple[int, ...]:
+        """For each partition, a number that Spark's hash shuffles to the partition's task."""
+        count = min(self._partitions, session.sparkContext.defaultParallelism)
+        if len(set(self._slots)) != count:
+            by_task = _slots(session, count)
+            self._slots = tuple(by_task[partition % count] for partition in range(self._partitions))
+        return self._slots
+
+
+def _slots(session: SparkSession, tasks: int) -> tuple[int, ...]:
+    """For each of this many tasks, a number that Spark's hash shuffles to it."""
+    found: dict[int, int] = {}
+    first, count = 0, 8 * tasks + 64
+    while len(found) < tasks:
+        rows = session.range(first, first + count).selectExpr(
+            "cast(id as int) as slot", f"pmod(hash(cast(id as int)), {tasks}) as task"
+        )
+        for row in rows.collect():
+            found.setdefault(row.task, row.slot)
+        first += count
+    return tuple(found[task] for task in range(tasks))
+
 
 log = logging.getLogger(__name__)
 

@@ -132,6 +132,6 @@ def _ends_reader(source: str) -> EndsReader:
     if not source.startswith("kafka://"):
         raise SettingError(f"--source {source!r} is no kafka:// URL: only of Kafka can the ends be asked for.")
     # Only those who name a Kafka source need its client.
-    from forebay_changelog.kafka.topic_ends import TopicEnds
+    from forebay_changelog.kafka.topic_states import TopicEnds
 
     return TopicEnds(source)

@@ -12,9 +12,7 @@ from typing import Any
 from forebay.store_spec import StoreSpec
 from forebay_changelog import Changelog
 from forebay_tap.batch_rows import BatchRows
-from forebay_tap.content_differences import content_differences
 from forebay_tap.conversion import Conversion, open_conversion
-from forebay_tap.copy_attempts import CopyAttempts
 from forebay_tap.gap import Gap, gap_before, still_unproven
 from forebay_tap.lineage import (
     TapPosition,
@@ -25,12 +23,14 @@ from forebay_tap.lineage import (
     unfinished_lineage,
     why_not_continued,
 )
+from forebay_tap.log_content import content_differences
 from forebay_tap.mapping import TableMapping
 from forebay_tap.plain_conversion import StoreRecord
 from forebay_tap.scratch import ContentIndex
 from forebay_tap.spark_checkpoint import Checkpoint
 from forebay_tap.spark_checkpoint.changes import StateEntry
 from forebay_tap.spark_checkpoint.errors import (
+    CheckpointError,
     CheckpointFileCorrupt,
     LineageMismatch,
     StateUnsupported,
@@ -39,6 +39,43 @@ from forebay_tap.spark_checkpoint.errors import (
 )
 from forebay_tap.spark_checkpoint.operators import Operator
 from forebay_tap.store_log import LogReplaced, StoreLog
+
+_MOST_LOST = 3
+_REMEDY = "raise spark.sql.streaming.minBatchesToRetain of the query"
+
+
+class CopyAttempts:
+    """Which batch's state to copy next. What one copy wrote the next need not write, so each is faster."""
+
+    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
+        self._checkpoint = checkpoint
+        self._name = name
+        self._lost = 0
+
+    def next_batch(self, batch: int, error: CheckpointError) -> int:
+        """The newest batch, once the state of one was lost to an error.
+
+        Raises the error if there is no other batch, and ``VersionPurged`` after the third loss.
+        """
+        newest = self._checkpoint.newest_batch()
+        if newest == batch:
+            raise error
+        self._lost += 1
+        if self._lost == _MOST_LOST:
+            raise VersionPurged(
+                f"{self._name}: Spark has deleted the state of {_MOST_LOST} batches while it was copied: "
+                f"{_REMEDY}. The last was batch {batch}: {error}"
+            ) from error
+        log.warning(
+            "%s: the state of batch %d was deleted while it was copied, and that of batch %d is copied instead. "
+            "If that goes on, %s.",
+            self._name,
+            batch,
+            newest,
+            _REMEDY,
+        )
+        return newest
+
 
 log = logging.getLogger(__name__)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from forebay.clock import epoch_ms
 from forebay.errors import ChangelogUnreachable
+from forebay.file_events import FileEvents
 from forebay.log_throttle import LogThrottle
 from forebay.store_spec import StoreSpec
 from forebay_changelog import Changelog, Wake
-from forebay_tap.commits import CommitWatch
 from forebay_tap.source_ends import SourceEnds
 from forebay_tap.spark_checkpoint import Checkpoint
 from forebay_tap.spark_checkpoint.errors import (
@@ -20,8 +22,39 @@ from forebay_tap.spark_checkpoint.errors import (
     CheckpointUnreachable,
     VersionNotCommitted,
 )
+from forebay_tap.spark_checkpoint.files import CheckpointFiles, LocalFiles
 from forebay_tap.spark_checkpoint.logs import Offsets
 from forebay_tap.store_tap import StoreTap
+
+_LOCAL_S = 1.0
+
+
+class CommitWatch:
+    """Returns from ``wait`` soon after a batch has ended: at once where files are local, else at the next poll.
+
+    Local files are polled as well, but rarely: a directory may be one that the kernel reports nothing of.
+    """
+
+    def __init__(self, files: CheckpointFiles) -> None:
+        self._events: FileEvents | None = None
+        if isinstance(files, LocalFiles):
+            with contextlib.suppress(OSError):
+                self._events = FileEvents()
+                self._events.watch(os.path.join(files.url, "commits"))
+
+    def wait(self, interval_s: float, stopping: Wake) -> None:
+        """Return when a batch may have ended, or ``stopping`` is set."""
+        if self._events is None:
+            stopping.wait(interval_s)
+        else:
+            stopping.wait(_LOCAL_S, self._events.fileno())
+            self._events.changed()
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._events is not None:
+            self._events.close()
+
 
 log = logging.getLogger(__name__)
 

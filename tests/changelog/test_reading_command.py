@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from forebay.errors import SettingError
 from forebay.record_orders import with_order
 from forebay.store_spec import StoreSpec
-from forebay_changelog.heartbeat_keys import heartbeat_key
 from forebay_changelog.reading_command import changelog
 from forebay_changelog.record_documents import record_document, record_json, record_line
+from forebay_changelog.record_headers import heartbeat_key
 from forebay_changelog.sqlite.compaction import CompactionLimits
 from tests.support.cluster import heed_interrupts, wait_until
 

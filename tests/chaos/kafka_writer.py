@@ -14,9 +14,8 @@ from forebay.clock import boot_ms, epoch_ms
 from forebay.store_spec import StoreSpec
 from forebay.topology import Topology
 from forebay_changelog import Heartbeat
-from forebay_changelog.heartbeat_keys import heartbeat_key
 from forebay_changelog.kafka.changelog import KafkaChangelog
-from forebay_changelog.record_headers import HEARTBEAT_HEADER
+from forebay_changelog.record_headers import HEARTBEAT_HEADER, heartbeat_key
 from tests.chaos.history import Finding, Record
 from tests.chaos.writer import Row, log_row
 

@@ -21,7 +21,7 @@ from forebay.record_orders import split_order, with_order
 from forebay.task_ids import TopicPartition
 from forebay.topology_file import parse_topology
 from forebay_changelog import Record
-from forebay_changelog.heartbeat_keys import heartbeat_key
+from forebay_changelog.record_headers import heartbeat_key
 from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_changelog.sqlite.compaction import CompactionLimits
 from tests.support.cluster import wait_until
@@ -277,8 +277,8 @@ def test_a_batch_that_is_repeated_leaves_the_same_log(spark, sink, tmp_path):
 
 def test_a_query_that_is_never_without_backlog_is_compacted_too(spark, sink, tmp_path, monkeypatch):
     # The file source never says what there is still to come.
-    monkeypatch.setattr("forebay_spark.compaction._INTERVAL_S", 0.0)
-    monkeypatch.setattr("forebay_spark.compaction._SHARE", 1.0)
+    monkeypatch.setattr("forebay_spark.store_writer._INTERVAL_S", 0.0)
+    monkeypatch.setattr("forebay_spark.store_writer._SHARE", 1.0)
     at_once = functools.partial(sink._changelog.compact, limits=CompactionLimits(0, 0))
     monkeypatch.setattr(sink._changelog, "compact", at_once)
     source = Source(spark, tmp_path / "in", "k string, n bigint")
@@ -1077,7 +1077,7 @@ def test_the_sinks_listeners_get_what_sparks_own_get(spark, sink, tmp_path):
     from pyspark.sql import functions as F
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
-    from forebay_spark.query_listener import QueryListener
+    from forebay_spark.query_runs import QueryListener
 
     listeners = [type("Listener", (Reported, base), {})() for base in (QueryListener, StreamingQueryListener)]
     for listener in listeners:

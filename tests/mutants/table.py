@@ -2752,7 +2752,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "listener-of-each-sink",
         "a session has one listener of the sinks that write from it",
-        "forebay_spark.session_listeners:SessionListeners.of",
+        "forebay_spark.query_runs:SessionListeners.of",
         "if session_id not in self._listening:",
         "if True:",
         ("end_to_end/test_spark_sink.py::test_sinks_of_a_session_share_its_listener",),
@@ -3065,7 +3065,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "deletion-with-an-order-read-as-empty",
         "a deletion on Kafka that has an order is one",
-        "forebay_changelog.kafka.records:record_with_headers",
+        "forebay_changelog.kafka.fetcher:record_with_headers",
         "elif name == DELETED_HEADER:",
         "elif False:",
         ("changelog/kafka/test_latest_by.py::test_kafka_compaction_keeps_the_highest_order",),
@@ -3353,7 +3353,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tap-ends-with-a-purged-copy",
         "a copy whose batch Spark has purged goes on with the newest",
-        "forebay_tap.copy_attempts:CopyAttempts.next_batch",
+        "forebay_tap.store_tap:CopyAttempts.next_batch",
         "if newest == batch:",
         "if newest >= batch:",
         ("tap/test_store_tap.py::test_copy_that_loses_its_batch_goes_on_with_the_newest",),
@@ -3361,7 +3361,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "tap-copies-for-ever",
         "copies that Spark does not keep for long enough end with the remedy",
-        "forebay_tap.copy_attempts:CopyAttempts.next_batch",
+        "forebay_tap.store_tap:CopyAttempts.next_batch",
         "self._lost == _MOST_LOST",
         "False",
         ("tap/test_store_tap.py::test_copies_that_are_always_lost_end_with_the_remedy",),

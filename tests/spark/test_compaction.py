@@ -30,10 +30,10 @@ class Clock:
 
 def test_slow_log_is_compacted_less_often(tmp_path, monkeypatch):
     """Other logs keep their interval."""
-    from forebay_spark.compaction import Compaction
+    from forebay_spark.store_writer import Compaction
 
     clock = Clock()
-    monkeypatch.setattr("forebay_spark.compaction.time", clock)
+    monkeypatch.setattr("forebay_spark.store_writer.time", clock)
     changelog = SqliteChangelog(tmp_path)
     for spec in (SLOW, QUICK):
         changelog.ensure(spec)

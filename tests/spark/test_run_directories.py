@@ -10,7 +10,7 @@ pytestmark = pytest.mark.spark
 
 
 def test_a_batchs_files_go_with_it_and_a_killed_processs_with_the_next(tmp_path: Path) -> None:
-    from forebay_spark.run_directories import RunDirectories
+    from forebay_spark.sqlite_destination import RunDirectories
 
     directories = RunDirectories(tmp_path)
     with contextlib.suppress(OSError), directories.one("q", "a/b") as directory:
@@ -24,7 +24,7 @@ def test_a_batchs_files_go_with_it_and_a_killed_processs_with_the_next(tmp_path:
 
 
 def test_runs_are_as_open_as_the_log(tmp_path: Path) -> None:
-    from forebay_spark.run_directories import RunDirectories
+    from forebay_spark.sqlite_destination import RunDirectories
 
     tmp_path.chmod(0o750)
     with RunDirectories(tmp_path).one("q", "w") as directory:

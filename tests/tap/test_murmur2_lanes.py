@@ -2,7 +2,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.partitioning import Murmur2Partitioner
-from forebay_tap.murmur2_lanes import partitions_of
+from forebay_tap.batch_rows import partitions_of
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)

@@ -17,7 +17,24 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError
 from confluent_kafka.admin import AdminClient
 
-from forebay_changelog.kafka.client_log import CLIENT_LOG
+from forebay.log_throttle import LogThrottle
+
+
+class _Once(logging.Filter):
+    """Drops a line whose kind was logged recently: an unreachable broker would fill the disk with one message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._throttle = LogThrottle()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        # Lines begin with their kind, such as FAIL; the rest contains varying ports and durations.
+        return self._throttle.allow(record.getMessage().partition(" ")[0])
+
+
+CLIENT_LOG = logging.getLogger("forebay.kafka")
+CLIENT_LOG.addFilter(_Once())
+
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ from forebay.lag import EndOffset
 from forebay.log_epochs import OffsetAndEpoch
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay_changelog.base import Batch, ReadFailure
-from forebay_changelog.eventfd import Wake
+from forebay_changelog.base import Batch, ReadFailure, Wake
 from forebay_changelog.kafka.admin_polls import AdminPoll, AdminPolls
 from forebay_changelog.kafka.fetcher import Fetched, Fetcher
 from forebay_changelog.kafka.topic_states import TopicStates

@@ -6,6 +6,7 @@ aborted records and compacted ones comes from end-of-partition events.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
@@ -14,10 +15,34 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from forebay.log_epochs import EpochStart, OffsetAndEpoch
 from forebay.task_ids import TopicPartition
 from forebay_changelog.base import Record
-from forebay_changelog.kafka.client_close import close
-from forebay_changelog.kafka.client_log import CLIENT_LOG
-from forebay_changelog.kafka.records import record_with_headers
+from forebay_changelog.kafka.client_close import CLIENT_LOG, close
 from forebay_changelog.kafka.url import KafkaUrl
+from forebay_changelog.record_headers import DELETED_HEADER, HEARTBEAT_HEADER, VALID_FROM_HEADER, heartbeat_key
+
+_HEARTBEATS = heartbeat_key("")
+
+
+def record_with_headers(
+    offset: int,
+    key: bytes,
+    value: bytes | None,
+    timestamp_ms: int,
+    headers: Iterable[tuple[str, bytes | None]],
+) -> Record:
+    """A record whose headers may mark it as a heartbeat or a deletion, or state from when its version is valid.
+
+    Most have none, and a restore makes millions of them: those need not come here.
+    """
+    heartbeat = False
+    for name, content in headers:
+        if name == HEARTBEAT_HEADER:
+            heartbeat = key is not None and key.startswith(_HEARTBEATS)
+        elif name == VALID_FROM_HEADER and content:
+            timestamp_ms = int.from_bytes(content, "big", signed=True)
+        elif name == DELETED_HEADER:
+            value = None
+    return offset, key, value, timestamp_ms, heartbeat
+
 
 _SOCKET_TIMEOUT_MS = 6_000
 _LOST = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})

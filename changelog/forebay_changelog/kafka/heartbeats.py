@@ -10,13 +10,11 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from forebay.clock import boot_ms
 from forebay.errors import BatchConflict, ChangelogError, ChangelogUnreachable
 from forebay_changelog.base import Rows, unknown_writer
-from forebay_changelog.heartbeat_keys import heartbeat_key
-from forebay_changelog.kafka.client_log import CLIENT_LOG
+from forebay_changelog.kafka.client_close import CLIENT_LOG
 from forebay_changelog.kafka.topics import passes
 from forebay_changelog.kafka.url import KafkaUrl
 from forebay_changelog.kafka.writer_ownership import known_writers, take_ownership
-from forebay_changelog.record_headers import COMPLETED_HEADER, HEARTBEAT_HEADER
-from forebay_changelog.superseded import superseded
+from forebay_changelog.record_headers import COMPLETED_HEADER, HEARTBEAT_HEADER, heartbeat_key, superseded
 
 _TIMEOUT_S = 10.0
 _TRANSACTION_TIMEOUT_MS = 10_000

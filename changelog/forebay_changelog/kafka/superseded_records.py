@@ -15,10 +15,9 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from forebay.record_orders import split_order, with_order
-from forebay_changelog.heartbeat_keys import writer_of
-from forebay_changelog.kafka.client_close import close
-from forebay_changelog.kafka.client_log import CLIENT_LOG
+from forebay_changelog.kafka.client_close import CLIENT_LOG, close
 from forebay_changelog.kafka.url import KafkaUrl
+from forebay_changelog.record_headers import writer_of
 
 _MESSAGES = 10_000
 _PATIENCE_S = 30.0

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaError
+from confluent_kafka import IsolationLevel, KafkaError
 
 from forebay.clock import epoch_ms
+from forebay.errors import ChangelogError
 from forebay.store_spec import StoreSpec
+from forebay.task_ids import TopicPartition
 from forebay_changelog.kafka.admin_polls import AdminPoll
 from forebay_changelog.kafka.topics import (
+    KafkaTopics,
     TopicState,
     ask_configs,
     ask_descriptions,
@@ -19,6 +22,7 @@ from forebay_changelog.kafka.topics import (
     loss_by,
     topic_state,
 )
+from forebay_changelog.kafka.url import KafkaUrl
 
 _DESCRIPTION_INTERVAL_MS = 1_000.0
 _CONFIG_INTERVAL_MS = 5_000.0
@@ -101,3 +105,28 @@ class TopicStates:
         state = self._states[topic]
         youngest = epoch_ms() - _PROVEN_YOUNG * state.min_compaction_lag_ms
         return newest_epoch_ms > max(self._lag_since_epoch_ms[topic], youngest)
+
+
+class TopicEnds:
+    """Reads the ends of topics at a ``kafka://`` URL, whatever is in open transactions included.
+
+    Raises ``SettingError`` for a URL that is none.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._topics = KafkaTopics(KafkaUrl.parse(url))
+
+    def __call__(self, topics: frozenset[str]) -> dict[tuple[str, int], int] | None:
+        """The next offset of every partition of some topics; None if any cannot be read now."""
+        try:
+            partitions = [
+                TopicPartition(topic, partition)
+                for topic in sorted(topics)
+                for partition in range(self._topics.describe(topic).partitions)
+            ]
+        except ChangelogError:
+            return None
+        ends = self._topics.end_offsets(partitions, IsolationLevel.READ_UNCOMMITTED)
+        if len(ends) < len(partitions):
+            return None
+        return {(tp.topic, tp.partition): end for tp, end in ends.items()}

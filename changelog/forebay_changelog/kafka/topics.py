@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, Uuid
@@ -26,8 +30,30 @@ from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog.base import missing_external
 from forebay_changelog.kafka.client_close import Admin
-from forebay_changelog.kafka.topic_ids import topic_id
 from forebay_changelog.kafka.url import KafkaUrl
+
+_NEWEST_THAT_KEEPS = (2, 16)
+_KEEPS = tuple(map(int, version("confluent-kafka").split(".")[:2])) <= _NEWEST_THAT_KEEPS
+_give_back = ctypes.pythonapi.Py_DecRef
+_give_back.argtypes = [ctypes.py_object]
+_give_back.restype = None
+
+
+def topic_id(description: Any) -> str:
+    """The id in the description of a topic; the client's surplus reference to it is given back."""
+    if _KEEPS and _references(description) > _DUE_REFERENCES:
+        _give_back(description.topic_id)
+    return str(description.topic_id)
+
+
+def _references(description: Any) -> int:
+    """How many there are to the id, as Python counts them here."""
+    found = description.topic_id
+    return sys.getrefcount(found)
+
+
+_DUE_REFERENCES = _references(SimpleNamespace(topic_id=object()))
+
 
 T = TypeVar("T")
 

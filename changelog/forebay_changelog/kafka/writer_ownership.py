@@ -13,12 +13,10 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from forebay_changelog.base import Heartbeat
-from forebay_changelog.heartbeat_keys import writer_of
-from forebay_changelog.kafka.client_close import close
-from forebay_changelog.kafka.client_log import CLIENT_LOG
+from forebay_changelog.kafka.client_close import CLIENT_LOG, close
 from forebay_changelog.kafka.topics import ELECTING
 from forebay_changelog.kafka.url import KafkaUrl
-from forebay_changelog.record_headers import COMPLETED_HEADER, SUPERSEDED_HEADER
+from forebay_changelog.record_headers import COMPLETED_HEADER, SUPERSEDED_HEADER, writer_of
 
 log = logging.getLogger(__name__)
 

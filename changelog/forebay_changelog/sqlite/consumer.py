@@ -16,8 +16,7 @@ from forebay.lag import EndOffset
 from forebay.log_epochs import EpochStart, OffsetAndEpoch
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay_changelog.base import Batch, ReadFailure
-from forebay_changelog.eventfd import Wake
+from forebay_changelog.base import Batch, ReadFailure, Wake
 from forebay_changelog.sqlite import log_file
 from forebay_changelog.sqlite.checksums import Checked, Row, check, without_holes
 from forebay_changelog.sqlite.log_file import LogState

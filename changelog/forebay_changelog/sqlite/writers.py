@@ -9,7 +9,7 @@ import contextlib
 import sqlite3
 import time
 
-from forebay_changelog.heartbeat_keys import heartbeat_key
+from forebay_changelog.record_headers import heartbeat_key, superseded
 from forebay_changelog.sqlite.checksums import Row, checksum
 from forebay_changelog.sqlite.log_file import (
     INSERT_INTO,
@@ -20,7 +20,6 @@ from forebay_changelog.sqlite.log_file import (
     connect,
     transaction,
 )
-from forebay_changelog.superseded import superseded
 
 _INSERT = f"{INSERT_INTO}(?, ?, ?, ?, ?, ?)"
 _COMPLETED = -1

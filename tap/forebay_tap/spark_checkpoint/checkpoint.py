@@ -13,10 +13,14 @@ from forebay_tap.spark_checkpoint.changes import Change, ChangeBlock, StateEntry
 from forebay_tap.spark_checkpoint.errors import CheckpointMissing, VersionNotCommitted, VersionPurged
 from forebay_tap.spark_checkpoint.files import CheckpointFiles, open_files
 from forebay_tap.spark_checkpoint.logs import Commit, Offsets, parse_commit, parse_offsets, parse_query_id
-from forebay_tap.spark_checkpoint.operator_metadata import OperatorMetadata
-from forebay_tap.spark_checkpoint.operators import DEFAULT_STORE, Operator, read_operator, store_directory
-from forebay_tap.spark_checkpoint.providers import Provider, provider_of
-from forebay_tap.spark_checkpoint.store_files import StoreFiles
+from forebay_tap.spark_checkpoint.operators import (
+    DEFAULT_STORE,
+    Operator,
+    OperatorMetadata,
+    read_operator,
+    store_directory,
+)
+from forebay_tap.spark_checkpoint.store_files import Provider, StoreFiles, provider_of
 
 _REMEMBERED_BATCHES = 8
 

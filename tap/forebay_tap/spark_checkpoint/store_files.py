@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 from forebay_tap.spark_checkpoint.changes import (
     FAMILY_ID_BYTES,
@@ -20,17 +21,94 @@ from forebay_tap.spark_checkpoint.changes import (
 from forebay_tap.spark_checkpoint.compression import decompressor
 from forebay_tap.spark_checkpoint.errors import (
     CheckpointFileCorrupt,
+    CheckpointFormatUnknown,
     LineageMismatch,
     StateUnsupported,
     VersionNotCommitted,
     VersionPurged,
 )
 from forebay_tap.spark_checkpoint.files import CheckpointFiles
-from forebay_tap.spark_checkpoint.overlay import Item, Overlay
-from forebay_tap.spark_checkpoint.providers import Provider
-from forebay_tap.spark_checkpoint.records import RecordBlock, blocks, changelog_blocks, changelog_head
+from forebay_tap.spark_checkpoint.records import Record, RecordBlock, blocks, changelog_blocks, changelog_head
 from forebay_tap.spark_checkpoint.rocksdb_snapshot import open_snapshot, read_metadata
 from forebay_tap.spark_checkpoint.schemas import DEFAULT_FAMILY, INTERNAL_PREFIX, ColumnFamily
+
+_PREFIX = "spark.sql.streaming.stateStore"
+_DEFAULT = "HDFSBackedStateStoreProvider"
+_ROCKSDB = "RocksDBStateStoreProvider"
+_MERGE_VERSIONS = ("1", "2")
+
+
+@dataclass(frozen=True)
+class Provider:
+    """How a query's state is written; ``codec`` compresses deltas and changelogs."""
+
+    name: str
+    codec: str
+
+    @property
+    def is_rocksdb(self) -> bool:
+        """RocksDB, with or without changelog checkpointing; else the default provider."""
+        return self.name == _ROCKSDB
+
+
+def provider_of(conf: Mapping[str, str], file: str) -> Provider:
+    """The provider that a batch's settings name; raises ``StateUnsupported`` or ``CheckpointFormatUnknown``."""
+    full_name = conf.get(f"{_PREFIX}.providerClass", _DEFAULT)
+    name = full_name.rpartition(".")[2]
+    if name not in (_DEFAULT, _ROCKSDB):
+        message = f"{file} names the state store provider {full_name}, which forebay does not decode."
+        raise StateUnsupported(f"{message} Only Spark's own are: {_DEFAULT} and {_ROCKSDB}.")
+    encoding = conf.get(f"{_PREFIX}.encodingFormat", "unsaferow")
+    if encoding.lower() != "unsaferow":
+        remedy = f"Run the query with {_PREFIX}.encodingFormat=unsaferow and a new checkpoint."
+        raise StateUnsupported(f"{file} says that state is encoded as {encoding}, which is not decoded. {remedy}")
+    if conf.get(f"{_PREFIX}.rowChecksum.enabled", "false").lower() == "true":
+        remedy = f"Run the query with {_PREFIX}.rowChecksum.enabled=false and a new checkpoint."
+        raise StateUnsupported(f"{file} says that rows have checksums, which are not decoded. {remedy}")
+    merge_version = conf.get(f"{_PREFIX}.rocksdb.mergeOperatorVersion", "1")
+    if merge_version not in _MERGE_VERSIONS:
+        message = f"{file} has version {merge_version} of RocksDB's merge operator; forebay knows 1 and 2."
+        raise CheckpointFormatUnknown(f"{message} Use a version of forebay that knows this version of Spark.")
+    return Provider(name, conf.get(f"{_PREFIX}.compression.codec", "lz4"))
+
+
+Item = tuple[bytes, bytes]
+"""A key and its value."""
+
+
+class _Later(NamedTuple):
+    """What became of a key: its value, None if it was deleted, and whether the value is only appended."""
+
+    value: bytes | None
+    is_appended: bool
+
+
+class Overlay:
+    """The changes that follow a snapshot. It holds as much as they do."""
+
+    def __init__(self) -> None:
+        self._later: dict[bytes, _Later] = {}
+
+    def apply(self, record: Record) -> None:
+        """Add the next change."""
+        if record.kind != "merge" or record.value is None:
+            self._later[record.key] = _Later(record.value, is_appended=False)
+            return
+        before = self._later.get(record.key, _Later(b"", is_appended=True))
+        self._later[record.key] = _Later((before.value or b"") + record.value, before.is_appended)
+
+    def over(self, items: Iterable[Item]) -> Iterator[Item]:
+        """What a snapshot of these items holds after the changes; may be called once."""
+        for key, value in items:
+            later = self._later.pop(key, None)
+            if later is None:
+                yield key, value
+            elif later.value is not None:
+                yield key, value + later.value if later.is_appended else later.value
+        for key, (added, _) in self._later.items():
+            if added is not None:
+                yield key, added
+
 
 CHANGELOG_SETTING = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled=true"
 """With which RocksDB uploads what each batch changed."""

@@ -5,8 +5,7 @@ import time
 import pytest
 
 from forebay.record_orders import split_order, with_order
-from forebay_changelog.heartbeat_keys import heartbeat_key
-from forebay_changelog.record_headers import DELETED_HEADER, HEARTBEAT_HEADER
+from forebay_changelog.record_headers import DELETED_HEADER, HEARTBEAT_HEADER, heartbeat_key
 from tests.changelog.kafka.test_changelog import COMPACTED_AT_ONCE
 from tests.support.kafka_topics import Reader, Writer, made, spec
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.store_spec import StoreSpec
-from forebay_changelog.heartbeat_keys import heartbeat_key
+from forebay_changelog.record_headers import heartbeat_key
 from forebay_changelog.sqlite import compaction
 from forebay_changelog.sqlite import log_file as sqlite_log_file
 from forebay_changelog.sqlite.compaction import CompactionLimits

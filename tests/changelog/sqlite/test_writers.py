@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay_changelog.heartbeat_keys import heartbeat_key
+from forebay_changelog.record_headers import heartbeat_key
 from forebay_changelog.sqlite import batches as sqlite_batches
 from forebay_changelog.sqlite import log_file as sqlite_log_file
 from forebay_changelog.sqlite import writers as sqlite_writers

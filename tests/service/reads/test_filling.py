@@ -5,7 +5,7 @@ from forebay.errors import NotReady, UnknownKey
 from forebay.lag import EndOffset
 from forebay.wire.parameters import ReadParameters
 from forebay_changelog import Batch, Heartbeat
-from forebay_changelog.heartbeat_keys import heartbeat_key
+from forebay_changelog.record_headers import heartbeat_key
 from forebay_worker.reads.misses import miss
 from forebay_worker.tasks.apply import apply_batch, resume
 from forebay_worker.tasks.replica import Replica

@@ -12,7 +12,7 @@ from forebay.unproven import UnprovenRange
 from forebay.wire.list_routes import SCAN_ROUTES
 from forebay.wire.parameters import parse_parameters
 from forebay_changelog import Batch, Heartbeat
-from forebay_changelog.heartbeat_keys import heartbeat_key
+from forebay_changelog.record_headers import heartbeat_key
 from forebay_web.routes import READ_ROUTES
 from forebay_worker.reads.scans import Scans
 from forebay_worker.reads.staleness_check import Admission

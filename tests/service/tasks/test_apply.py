@@ -11,7 +11,7 @@ from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TaskId, TopicPartition
 from forebay_changelog import Batch, Heartbeat
-from forebay_changelog.heartbeat_keys import heartbeat_key
+from forebay_changelog.record_headers import heartbeat_key
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.apply import apply_batch, checkpoint_caught_up, resume
 from forebay_worker.tasks.replica import Replica

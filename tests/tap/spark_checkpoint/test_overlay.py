@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay_tap.spark_checkpoint.overlay import Overlay
 from forebay_tap.spark_checkpoint.records import Record
+from forebay_tap.spark_checkpoint.store_files import Overlay
 
 KEYS = st.sampled_from([b"a", b"b", b"c"])
 VALUES = st.binary(min_size=1, max_size=2)

@@ -10,8 +10,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from forebay.errors import ChangelogUnreachable
-from forebay_changelog.kafka.client_close import close
-from forebay_changelog.kafka.client_log import CLIENT_LOG
+from forebay_changelog.kafka.client_close import CLIENT_LOG, close
 from forebay_changelog.kafka.topics import KafkaTopics, assignments_topic
 from forebay_changelog.kafka.url import KafkaUrl
 from forebay_worker.group.messages import AssignmentInfo, UnreadableMessage
