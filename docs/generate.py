@@ -8,6 +8,7 @@ from pathlib import Path
 from docs.drawings.failover import failover_svg
 from docs.drawings.flow import flow_svg
 from docs.drawings.lag import lag_svg
+from docs.drawings.parts import parts_svg
 
 from forebay.errors import Problem
 from forebay.settings import SETTINGS, Setting
@@ -73,6 +74,7 @@ GENERATED = {
     "failover.svg": failover_svg,
     "flow.svg": flow_svg,
     "lag.svg": lag_svg,
+    "parts.svg": parts_svg,
 }
 """What makes each file, by its name."""
 

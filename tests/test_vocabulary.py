@@ -6,8 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.parts import PARTS
+
 ROOT = Path(__file__).parent.parent
-PRODUCT = ("core", "changelog", "client", "web", "console", "tap", "spark", "service", "router")
+PRODUCT = tuple(PARTS)
 BANNED = frozenset({"told", "came", "asked", "heard", "look", "think", "hurry", "hasten", "say"})
 """An event is ``on_…``, a question ``is_…`` or ``has_…``, an action a verb of the field."""
 

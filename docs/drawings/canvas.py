@@ -46,7 +46,12 @@ class Canvas:
 
     def arrow(self, left: int, right: int, y: int) -> None:
         """An arrow to the right."""
-        self._lines.append(f'<path class="line" marker-end="url(#tip)" d="M{left} {y}L{right} {y}"/>')
+        self.pointer((left, y), (right, y))
+
+    def pointer(self, start: tuple[int, int], end: tuple[int, int], kind: str = "line") -> None:
+        """An arrow from one point to another."""
+        way = f"M{start[0]} {start[1]}L{end[0]} {end[1]}"
+        self._lines.append(f'<path class="{kind}" marker-end="url(#tip)" d="{way}"/>')
 
     def span(self, left: int, right: int, y: int, text: str) -> None:
         """An arrow with two tips, and what it measures above it."""
