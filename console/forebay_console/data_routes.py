@@ -6,26 +6,55 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from forebay.errors import BadParameter, NotReady, Problem, UnknownStore
 from forebay.store_spec import StoreSpec
 from forebay.wire.answer_schemas.components import reference
+from forebay.wire.answer_schemas.members import Role
 from forebay.wire.answers import json_answer
 from forebay.wire.parameters import natural_parameters, text_parameters
-from forebay_console.answer_schemas import HealthAnswer, HistoryAnswer, ReplicasAnswer, TimelineAnswer
+from forebay_console.answer_schemas import (
+    HealthAnswer,
+    HistoryAnswer,
+    LiveReplica,
+    PartitionCondition,
+    ReplicasAnswer,
+    TimelineAnswer,
+)
 from forebay_console.health import health_answer
 from forebay_console.history import Bounds, History, history_answer
-from forebay_console.replicas_page import partition_replicas
 from forebay_console.timeline import Timeline
 from forebay_web.application import respond, responses
 from forebay_web.health.findings import findings_of, gravest_first
+from forebay_web.health.replica_states import ReplicaState, condition, first_replica, in_order_of_reads
 from forebay_web.health.store_counts import StoreCounts, StoreSample
 from forebay_web.health.survey import Survey, Surveyed
+
+
+def partition_replicas(partition: int, replicas: Sequence[ReplicaState]) -> PartitionCondition:
+    """One partition of the answer."""
+    first = first_replica(replicas)
+    return PartitionCondition(partition, condition(first), [*map(_replica, in_order_of_reads(replicas))])
+
+
+def _replica(replica: ReplicaState) -> LiveReplica:
+    """One replica; members that say nothing are left out."""
+    return LiveReplica(
+        *replica.lag,
+        host=replica.host,
+        role=cast(Role, replica.role),
+        live=replica.live,
+        lagging=replica.lagging,
+        failure=UNSET if replica.failure is None else replica.failure,
+        restored_records=UNSET if replica.restored_records is None else replica.restored_records,
+        restore_seconds_left=UNSET if replica.restored_records is None else replica.restore_seconds_left,
+    )
+
 
 _MOST_PARTITIONS = 1_000
 _DEFAULT_PARTITIONS = 200

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from forebay.errors import NotReady, UnknownPartitioner, UnknownStore
-from forebay.lag import Lag
 from forebay.partitioning import StreamPartitioner
 from forebay.ports import parse_port
 from forebay.store_spec import StoreSpec
@@ -94,7 +93,7 @@ class StreamsMetadata:
     active_topic_partitions: frozenset[TopicPartition] = frozenset()
     standby_topic_partitions: frozenset[TopicPartition] = frozenset()
     active_store_names: frozenset[str] = frozenset()
-    standby_store_names: frozenset[str] = frozenset()
+    standby_state_store_names: frozenset[str] = frozenset()
     process_ids: frozenset[str] = frozenset()
     """The processes that the group knows at this address: two while one replaces another, none if the worker that
     tells it is older than this member."""
@@ -177,8 +176,6 @@ class StreamsMetadataState:
 
     stores: Mapping[str, StoreSpec]
     map: ClusterMap = field(default_factory=ClusterMap)
-    local_lags: Callable[[], Mapping[str, Mapping[int, Lag]]] = dict
-    """Lag by store and partition of the replicas in this process."""
 
     def on_change(self, newer: ClusterMap) -> bool:
         """Adopt a map unless it is older than the known one; returns whether it was adopted."""
@@ -203,23 +200,23 @@ class StreamsMetadataState:
     def all_standby_metadata_for_store(self, store: str) -> tuple[StreamsMetadata, ...]:
         """Hosts that hold a standby partition of the store."""
         self._spec(store)
-        return tuple(host for host in self._map().hosts if store in host.standby_store_names)
+        return tuple(host for host in self._map().hosts if store in host.standby_state_store_names)
 
     def metadata_for_key(
         self, store: str, key: Any, partitioner: StreamPartitioner | None = None
     ) -> StreamsMetadata | None:
         """The host that is active for a key (a JSON value), None while there is none."""
-        active = self.key_query_metadata_for_key(store, key, partitioner).active_host
+        active = self.query_metadata_for_key(store, key, partitioner).active_host
         return next((host for host in self._map().hosts if host.host == active), None)
 
     def standby_metadata_for_key(
         self, store: str, key: Any, partitioner: StreamPartitioner | None = None
     ) -> tuple[StreamsMetadata, ...]:
         """The hosts that hold a key's partition as standby."""
-        standbys = set(self.key_query_metadata_for_key(store, key, partitioner).standby_hosts)
+        standbys = set(self.query_metadata_for_key(store, key, partitioner).standby_hosts)
         return tuple(host for host in self._map().hosts if host.host in standbys)
 
-    def key_query_metadata_for_key(
+    def query_metadata_for_key(
         self, store: str, key: Any, partitioner: StreamPartitioner | None = None
     ) -> KeyQueryMetadata:
         """Active and standby hosts and the partition of a key, a JSON value encoded by the store's codec."""
@@ -243,10 +240,6 @@ class StreamsMetadataState:
         spec = self._spec(store)
         active, standbys = self._map().by_topic_partition.get(TopicPartition(spec.topic, partition), (None, ()))
         return KeyQueryMetadata(active, standbys, partition)
-
-    def local_store_partition_lags(self) -> Mapping[str, Mapping[int, Lag]]:
-        """Lag by store and partition of the replicas in this process, active, restoring or standby."""
-        return self.local_lags()
 
     def _spec(self, store: str) -> StoreSpec:
         try:

@@ -42,14 +42,13 @@ from forebay_console.data_routes import Console, add_console_routes
 from forebay_console.history import Bounds
 from forebay_console.page import add_console_page
 from forebay_router.changes_routes import add_changes_routes
-from forebay_router.metrics import ANSWER_MS, RouterMetrics
+from forebay_router.metrics import ANSWER_MS, SERVED_BOUNDS, RouterMetrics
 from forebay_router.processes.process_group import ProcessGroupView
 from forebay_router.reads.batches import batch_get
 from forebay_router.reads.key_changes import RoutedChanges
 from forebay_router.reads.keys import read_key
 from forebay_router.reads.scatter import Gather, ScanBroken, ScanRefused
 from forebay_router.router import Router
-from forebay_router.served_lag import SERVED_BOUNDS
 from forebay_web.application import HeldResponse, body_of, make_application, respond
 from forebay_web.client_disconnect import for_client
 from forebay_web.document_routes import add_document_routes

@@ -32,16 +32,16 @@ from forebay_worker.changelog_topics import TopicCreation
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.member_health import HealthMonitor
-from forebay_worker.group.membership_factory import open_membership
+from forebay_worker.group.membership import open_membership
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 from forebay_worker.reads.bounded_waits import BoundedWaits
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
 from forebay_worker.reads.staleness_check import Admission
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.offset_cache import CAUGHT_UP, INCOMPLETE
+from forebay_worker.state.memory import RocksDbMemory
+from forebay_worker.state.offsets_file import CAUGHT_UP, INCOMPLETE
 from forebay_worker.state.relocate import prepare_state
-from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.manager import TaskManager
 from forebay_worker.tasks.recovery import RecoveryPolicy
@@ -101,7 +101,7 @@ class Worker:
             settings.state_cleanup_delay_ms,
         )
         self._health_monitor = HealthMonitor(settings.standby_rebuild_delay_ms)
-        self.metadata = StreamsMetadataState(self.topology.stores, local_lags=self.local_lags)
+        self.metadata = StreamsMetadataState(self.topology.stores)
         self._ceiling = Tolerance(
             settings.record_lag_ceiling, settings.time_lag_ceiling_ms, settings.age_ceiling_ms
         )
@@ -172,13 +172,6 @@ class Worker:
                 return NotReady(f"{len(behind)} replicas are not caught up yet.", retry_after_s=1, behind=behind)
             self._was_ready = True
         return None
-
-    def local_lags(self) -> dict[str, dict[int, Lag]]:
-        """Lag by store and partition of every replica held."""
-        lags: dict[str, dict[int, Lag]] = {}
-        for (store, partition), replica in sorted(self.tasks.replicas.items()):
-            lags.setdefault(store, {})[partition] = self.admission.lag(replica)[1]
-        return lags
 
     @property
     def block_cache_bytes(self) -> int:

@@ -15,18 +15,8 @@ from forebay.codecs.keys import TOTAL_KEYS
 from forebay.errors import SinkError
 from forebay.store_spec import StoreSpec
 from forebay_spark.executor import KeyColumns
+from forebay_spark.expressions import hex64, quoted
 from forebay_spark.kind_columns import columns_of
-
-
-def hex64(column: Column) -> Column:
-    """The 16 hexadecimal digits of a 64-bit two's complement integer."""
-    return F.lpad(F.hex(column.cast("long")), 16, "0")
-
-
-def quoted(name: str) -> str:
-    """A column's name as Spark reads it, whatever characters it has."""
-    return "`" + name.replace("`", "``") + "`"
-
 
 _TYPES_BY_CODEC: dict[str, tuple[type[T.DataType], ...]] = {
     "string": (T.StringType,),

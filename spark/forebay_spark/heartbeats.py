@@ -20,7 +20,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from forebay.errors import ForebayError
-from forebay_spark.query_runs import QueryListener
+from forebay_spark.query_listener import QueryListener
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from forebay.errors import SinkError
 from forebay.partitioning import Murmur2Partitioner
 from forebay_changelog.record_headers import DELETED_HEADER, VALID_FROM_HEADER, heartbeat_key
 from forebay_spark.column_murmur2 import murmur2_partition
-from forebay_spark.columns import Layout, hex64
+from forebay_spark.columns import Layout
+from forebay_spark.expressions import hex64
 
 _SAFE_INTEGER = (1 << 53) - 1
 _WRITTEN_OTHERWISE = "[\x0b\x0e\x0f\x1a-\x1f]"

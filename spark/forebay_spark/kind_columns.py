@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from forebay.errors import SinkError
 from forebay.record_orders import LOWEST_ORDER, ORDER_MARK
 from forebay.store_spec import StoreSpec
-from forebay_spark.columns import hex64, quoted
+from forebay_spark.expressions import hex64, quoted
 from forebay_spark.plan import SESSION_WINDOW, TIME_WINDOW, window_lengths_ms
 
 _TYPES_OF_ORDERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.TimestampType)

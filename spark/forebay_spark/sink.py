@@ -27,7 +27,8 @@ from forebay_spark.fill import FILL_PREFIX, FillResult, IfWritten, fill
 from forebay_spark.kafka_columns import kafka_columns
 from forebay_spark.kind_columns import columns_of
 from forebay_spark.plan import holds_records_back
-from forebay_spark.query_runs import QUERY_RUNS, SESSION_LISTENERS, QueryRun
+from forebay_spark.query_runs import QUERY_RUNS, QueryRun
+from forebay_spark.session_listeners import SESSION_LISTENERS
 from forebay_spark.sink_writer import SinkWriter, complete_mode
 from forebay_spark.store_writer import SinkLog, StoreWriter
 from forebay_spark.write import Slots, Write, attempt, current_run

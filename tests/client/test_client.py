@@ -862,12 +862,12 @@ def test_lookups_of_the_metadata_agree_with_who_answers(served, client):
     metadata = client.metadata()
     assert {str(host.host) for host in metadata.all_metadata()} == set(cluster.workers)
     assert metadata.all_metadata_for_store("names")
-    found = metadata.key_query_metadata_for_key("names", "k0007")
+    found = metadata.query_metadata_for_key("names", "k0007")
     answer = client.get("names", "k0007", require_active=True)
     assert (str(found.active_host), found.partition) == (answer.host, answer.partition)
     assert metadata.metadata_for_key("names", "k0007").host == found.active_host
     assert [one.host for one in metadata.standby_metadata_for_key("names", "k0007")] == list(found.standby_hosts)
-    assert metadata.key_query_metadata_for_key("names", "k0007", FirstPartition()).partition == 0
+    assert metadata.query_metadata_for_key("names", "k0007", FirstPartition()).partition == 0
     # By a serializer of one's own.
     assert metadata.key_query_metadata("names", b"k0007") == found
     raised(errors.UnknownStore, lambda: metadata.all_metadata_for_store("nope"))

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.errors import BadKey, NotReady, UnknownPartitioner, UnknownStore
-from forebay.lag import Lag
 from forebay.partitioning import Murmur2Partitioner
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import (
@@ -117,9 +116,9 @@ def test_a_map_names_each_hosts_stores_from_its_partitions() -> None:
     by_host = {metadata.host: metadata for metadata in assigned().all_metadata()}
     assert by_host.keys() == {ONE, TWO, THREE}
     assert by_host[ONE].active_store_names == {"delays"}
-    assert by_host[ONE].standby_store_names == frozenset()
+    assert by_host[ONE].standby_state_store_names == frozenset()
     assert by_host[TWO].active_store_names == {"tails"}
-    assert by_host[TWO].standby_store_names == {"delays"}
+    assert by_host[TWO].standby_state_store_names == {"delays"}
     assert by_host[TWO].standby_topic_partitions == tps("delays-log", 0, 1)
 
 
@@ -148,7 +147,7 @@ def test_hosts_of_a_store_are_found_by_role() -> None:
 
 def test_key_leads_to_its_partition_active_and_standbys() -> None:
     state, key = assigned(), key_in(1)
-    found = state.key_query_metadata_for_key("delays", key)
+    found = state.query_metadata_for_key("delays", key)
     assert found == KeyQueryMetadata(ONE, (THREE, TWO), 1)
     assert found == state.key_query_metadata("delays", key.encode())
     active = state.metadata_for_key("delays", key)
@@ -164,8 +163,8 @@ class LastPartition:
 
 def test_custom_partitioner_gets_the_true_partition_count() -> None:
     state = assigned()
-    assert state.key_query_metadata_for_key("tails", "k", LastPartition()) == KeyQueryMetadata(TWO, (), 3)
-    assert state.key_query_metadata_for_key("any", "k", LastPartition()).partition == 3
+    assert state.query_metadata_for_key("tails", "k", LastPartition()) == KeyQueryMetadata(TWO, (), 3)
+    assert state.query_metadata_for_key("any", "k", LastPartition()).partition == 3
     found = state.metadata_for_key("tails", "k", LastPartition())
     assert found is not None
     assert found.host == TWO
@@ -173,7 +172,7 @@ def test_custom_partitioner_gets_the_true_partition_count() -> None:
 
 def test_a_key_of_another_type_is_a_bad_key() -> None:
     with pytest.raises(BadKey):
-        assigned().key_query_metadata_for_key("delays", 5)
+        assigned().query_metadata_for_key("delays", 5)
 
 
 LOOKUPS = [
@@ -181,7 +180,7 @@ LOOKUPS = [
     lambda state, store: state.all_standby_metadata_for_store(store),
     lambda state, store: state.metadata_for_key(store, key_in(3)),
     lambda state, store: state.standby_metadata_for_key(store, key_in(3)),
-    lambda state, store: state.key_query_metadata_for_key(store, key_in(3)),
+    lambda state, store: state.query_metadata_for_key(store, key_in(3)),
     lambda state, store: state.key_query_metadata(store, key_in(3).encode()),
 ]
 
@@ -213,14 +212,14 @@ def test_before_the_first_map_nobody_is_named() -> None:
 def test_unheld_partition_has_no_hosts() -> None:
     """The lookup succeeds with an active host of null and no standbys."""
     state = assigned()
-    assert state.key_query_metadata_for_key("delays", key_in(3)) == KeyQueryMetadata(None, (), 3)
+    assert state.query_metadata_for_key("delays", key_in(3)) == KeyQueryMetadata(None, (), 3)
     assert state.metadata_for_key("delays", key_in(3)) is None
     assert state.standby_metadata_for_key("delays", key_in(3)) == ()
 
 
 def test_lookup_without_a_partitioner_is_refused() -> None:
     with pytest.raises(UnknownPartitioner, match="'unknown'"):
-        assigned().key_query_metadata_for_key("any", "k")
+        assigned().query_metadata_for_key("any", "k")
 
 
 @repeatable
@@ -239,9 +238,3 @@ def test_a_new_incarnation_beats_any_generation_of_the_old() -> None:
     state = assigned()
     assert not state.on_change(ClusterMap(Generation(6, 1000)))
     assert state.on_change(ClusterMap(Generation(8, 0)))
-
-
-def test_local_lags_are_those_of_this_process() -> None:
-    lags = {"delays": {0: Lag(1, 2, 3)}}
-    assert StreamsMetadataState(STORES, local_lags=lambda: lags).local_store_partition_lags() == lags
-    assert StreamsMetadataState(STORES).local_store_partition_lags() == {}

@@ -1077,7 +1077,7 @@ def test_the_sinks_listeners_get_what_sparks_own_get(spark, sink, tmp_path):
     from pyspark.sql import functions as F
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
-    from forebay_spark.query_runs import QueryListener
+    from forebay_spark.query_listener import QueryListener
 
     listeners = [type("Listener", (Reported, base), {})() for base in (QueryListener, StreamingQueryListener)]
     for listener in listeners:

@@ -22,7 +22,7 @@ from forebay.wire.parameters import ReadParameters
 from forebay.wire.scan_pages import ScanPage
 from forebay.wire.scans import Cursor, make_scan
 from forebay_changelog import Heartbeat
-from forebay_router.cluster.statuses import read_status
+from forebay_router.cluster.discovery import read_status
 from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.upstream.replica_headers import reported_in
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo

@@ -289,7 +289,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "active-without-a-lease",
         "a worker without a valid lease answers as standby",
-        "forebay_worker.tasks.roles:role_of",
+        "forebay_worker.reads.staleness_check:role_of",
         "designated_boot_ms is None or now_boot_ms >= lease_until_boot_ms",
         "designated_boot_ms is None",
         ("end_to_end/test_lease.py::test_a_worker_that_cannot_renew_its_lease_is_standby",),
@@ -297,7 +297,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "active-at-designation",
         "an active that has not reached an end observed since its designation is restoring",
-        "forebay_worker.tasks.roles:role_of",
+        "forebay_worker.reads.staleness_check:role_of",
         'end_reached is not None and end_reached >= designated_boot_ms else "restoring"',
         'designated_boot_ms is not None else "restoring"',
         ("end_to_end/test_replay.py::test_a_replaying_active_is_restoring",),
@@ -305,7 +305,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "active-by-an-earlier-end",
         "the end must have been observed since the designation",
-        "forebay_worker.tasks.roles:role_of",
+        "forebay_worker.reads.staleness_check:role_of",
         "end_reached is not None and end_reached >= designated_boot_ms",
         "end_reached is not None",
         ("end_to_end/test_replay.py::test_a_replaying_active_is_restoring",),
@@ -604,7 +604,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "unknown-store-of-a-worker-behind",
         "an unknown store at a worker is no final answer if the router's map has it",
-        "forebay_router.reads.outcomes:is_final",
+        "forebay_router.reads.refusals:is_final",
         " and not (answer.status == 404 and is_problem(answer, UnknownStore))",
         "",
         ("router/reads/test_replica_read.py::test_unknown_store_at_one_worker_fails_over",),
@@ -1522,7 +1522,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rebuilt-at-once",
         "a member is expected back for standby_rebuild_delay_ms",
-        "forebay_worker.group.rebuild_delay:Absences.__init__",
+        "forebay_worker.group.group_member:Absences.__init__",
         "self._delay_ms = standby_rebuild_delay_ms",
         "self._delay_ms = 0",
         ("service/group/sqlite/test_membership.py::test_unresponsive_members_actives_move_after_its_session",),
@@ -1778,7 +1778,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "whole-load-at-once",
         "a worker that was lost regains its share step by step",
-        "forebay_router.cluster.slow_start:SlowStart.lose",
+        "forebay_router.cluster.worker_view:SlowStart.lose",
         "self.window = 1",
         "self.window = None",
         ("router/cluster/test_slow_start.py::test_window_grows_with_each_answer_after_a_loss",),
@@ -2752,7 +2752,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "listener-of-each-sink",
         "a session has one listener of the sinks that write from it",
-        "forebay_spark.query_runs:SessionListeners.of",
+        "forebay_spark.session_listeners:SessionListeners.of",
         "if session_id not in self._listening:",
         "if True:",
         ("end_to_end/test_spark_sink.py::test_sinks_of_a_session_share_its_listener",),
@@ -2977,7 +2977,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "readers-never-get-a-turn",
         "readers get twice the time of each slice",
-        "forebay_worker.tasks.yielding:ReaderYield.after_slice",
+        "forebay_worker.tasks.applier_thread:ReaderYield.after_slice",
         "self._sleep(min(used_s * _PAUSE_BY_WORK, _MOST_PAUSE_S))",
         "self._sleep(0)",
         ("service/tasks/test_yielding.py::test_readers_get_twice_the_time_of_each_slice",),
@@ -3033,7 +3033,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "every-order-listed",
         "a list has one entry of each key",
-        "forebay_worker.reads.latest_entries:_forward",
+        "forebay_worker.reads.values:_forward",
         "if prefix != keys.prefix_of(following):",
         "if True:",
         ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders",),
@@ -3041,7 +3041,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "deletions-listed",
         "a list has no deletions",
-        "forebay_worker.reads.latest_entries:_live",
+        "forebay_worker.reads.values:_live",
         "[] if value is None else [(stored, value)]",
         '[(stored, value or b"null")]',
         ("service/tasks/test_latest_by.py::test_every_replica_has_the_highest_orders",),
@@ -3049,7 +3049,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "key-listed-again",
         "a list that goes on does not return a key again whose order rose meanwhile",
-        "forebay_worker.reads.latest_entries:_forward",
+        "forebay_worker.reads.values:_forward",
         "last = prefix + _HIGHEST",
         "last = stored",
         ("service/reads/test_latest_by.py::test_key_is_listed_once_despite_a_higher_order_midway",),

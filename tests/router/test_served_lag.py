@@ -1,5 +1,5 @@
 from forebay.lag import UNKNOWN_LAG, Lag
-from forebay_router.served_lag import ServedLag
+from forebay_router.metrics import ServedLag
 
 
 def test_bucket_includes_its_bound():

@@ -7,7 +7,7 @@ import pytest
 
 from forebay.settings import WorkerSettings, load_settings
 from forebay.streams_metadata import HostInfo
-from forebay_worker.state.offset_cache import CAUGHT_UP
+from forebay_worker.state.offsets_file import CAUGHT_UP
 from forebay_worker.worker import Worker
 from tests.support.cluster import Cluster, wait_until
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay_worker.group.rebuild_delay import Absences
+from forebay_worker.group.group_member import Absences
 from tests.simulation.promises import PromiseBroken
 from tests.simulation.run import LOGS, Schedule, simulate
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from forebay.state_store import CommittedOffset
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TopicPartition
+from forebay_worker.state.memory import RocksDbMemory
 from forebay_worker.state.rocksdb import RocksDbStore
-from forebay_worker.state.rocksdb_memory import RocksDbMemory
-from forebay_worker.state.sst_file import write_sst
+from forebay_worker.tasks.restore_process import write_sst
 
 TP, BESIDE = TopicPartition("log", 0), TopicPartition("beside", 0)
 PAIR = USER_TAG + b"offset of the other"

@@ -13,8 +13,8 @@ from forebay.topology_file import parse_topology
 from forebay.wire.parameters import ReadParameters
 from forebay_worker.reads.keys import Batched, Reads
 from forebay_worker.reads.staleness_check import Admission
+from forebay_worker.state.memory import RocksDbMemory
 from forebay_worker.state.rocksdb import RocksDbStore
-from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks.replica import Replica
 
 MEBIBYTE = 1 << 20
@@ -34,7 +34,7 @@ def held(directory: Path, partition: int = 0, **of_the_store: object) -> tuple[A
     progress = Progress(1, 1, 1, 0, 1, now, now, now, 1, now)
     replica = Replica.opened(spec, TaskId(0, partition), rocksdb, "log")
     replica.publish(progress=progress, restored=True)
-    metadata = StreamsMetadataState(topology.stores, local_lags=dict)
+    metadata = StreamsMetadataState(topology.stores)
     replicas = {("counts", partition): replica}
     tasks, membership = (
         SimpleNamespace(replicas=replicas, doubts={}),

@@ -73,7 +73,7 @@ def _host_metadata(metadata: StreamsMetadata) -> HostMetadata:
         host=str(metadata.host),
         active_store_names=sorted(metadata.active_store_names),
         active_topic_partitions=sorted(metadata.active_topic_partitions),
-        standby_store_names=sorted(metadata.standby_store_names),
+        standby_state_store_names=sorted(metadata.standby_state_store_names),
         standby_topic_partitions=sorted(metadata.standby_topic_partitions),
         process_ids=sorted(metadata.process_ids),
     )
@@ -85,6 +85,6 @@ def _streams_metadata(host: HostMetadata) -> StreamsMetadata:
         frozenset(TopicPartition(*tp) for tp in host.active_topic_partitions),
         frozenset(TopicPartition(*tp) for tp in host.standby_topic_partitions),
         frozenset(host.active_store_names),
-        frozenset(host.standby_store_names),
+        frozenset(host.standby_state_store_names),
         frozenset(host.process_ids),
     )

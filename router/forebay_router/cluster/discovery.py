@@ -14,15 +14,26 @@ from forebay.errors import NotReady
 from forebay.process_identity import IDENTITY_PATH, Identity
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import Generation, HostInfo
+from forebay.wire.answer_schemas.reading import read_json
+from forebay.wire.answer_schemas.status import StatusReport
 from forebay.wire.answers import HttpAnswer
 from forebay.wire.documents import cluster_map_of
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.polls import PollRefused, PollSchedule, WorkerDocuments
 from forebay_router.cluster.seeds import Seeds
-from forebay_router.cluster.statuses import read_status
 from forebay_router.upstream.connection import UpstreamClosed
 from forebay_router.upstream.credentials import REFUSALS, log_auth_rejection
 from forebay_router.upstream.opener import NotAdmitted, Opener
+
+
+def read_status(body: bytes) -> tuple[HostInfo, StatusReport]:
+    """A worker's address and its status; raises ``ValueError``, naming what is wrong, unless it is whole.
+
+    One bad row would otherwise fail every read that it concerns, even where an honest replica exists.
+    """
+    status = read_json(body, StatusReport)
+    return HostInfo.parse(status.host), status
+
 
 log = logging.getLogger(__name__)
 

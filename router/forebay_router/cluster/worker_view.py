@@ -15,7 +15,34 @@ from forebay.lag import UNLIMITED, Lag, Tolerance
 from forebay.process_identity import Identity
 from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo
 from forebay.wire.answer_schemas.status import StatusReport
-from forebay_router.cluster.slow_start import SlowStart
+
+_ANSWERS_TO_RECOVER = 64
+
+
+class SlowStart:
+    """How many reads a worker may have at once before others are preferred.
+
+    After a loss it is one, a probe; each answer allows one more (TCP's slow start, in reads), and after 64 answers
+    the worker counts like any other.
+    """
+
+    def __init__(self) -> None:
+        self.window: int | None = None
+        """None if the worker is not recovering."""
+
+    def lose(self) -> None:
+        """The worker was lost: it refused or broke a connection, or let a poll run into its time-out.
+
+        Slow reads do not count as a loss. Under load they are common, and sparing the worker because of them would
+        make everything even slower.
+        """
+        self.window = 1
+
+    def answered(self) -> None:
+        """The worker answered a read that was still awaited."""
+        if self.window is not None:
+            self.window = self.window + 1 if self.window < _ANSWERS_TO_RECOVER else None
+
 
 _SLOW_READS_TO_SUSPECT = 3
 _RECOVERED = 0.5

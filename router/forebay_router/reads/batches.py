@@ -36,8 +36,7 @@ from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
 from forebay.wire.scans import require_kind
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.keys import decides, verdict
-from forebay_router.reads.outcomes import RETRYABLE_SOON
-from forebay_router.reads.refusals import Attempt, refusal
+from forebay_router.reads.refusals import RETRYABLE_SOON, Attempt, refusal
 from forebay_router.reads.replica_read import ReplicaRead
 from forebay_router.reads.replica_request import (
     ReplicaRequest,

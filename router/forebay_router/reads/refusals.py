@@ -7,11 +7,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.errors import DeadlineExceeded, LagExceedsTolerance, NoReplica, Overloaded, PartitionerMismatch
+from forebay.errors import (
+    DeadlineExceeded,
+    LagExceedsTolerance,
+    NoReplica,
+    Overloaded,
+    PartitionerMismatch,
+    UnknownStore,
+)
 from forebay.lag import Lag
+from forebay.routing.failover_policy import AttemptOutcome
 from forebay.routing.scattered_list import attempts_at_all, unread
 from forebay.streams_metadata import HostInfo
-from forebay.wire.answers import HttpAnswer, problem_answer, problem_name
+from forebay.wire.answers import HttpAnswer, is_problem, problem_answer, problem_name
+from forebay.wire.retryable_statuses import FINAL
+
+RETRYABLE_SOON = frozenset({412, 503})
+"""Refusals of what a replica may be able to answer soon."""
+
+
+def outcome_of(answer: HttpAnswer) -> AttemptOutcome:
+    """What a worker's answer means for its read."""
+    if is_final(answer):
+        return AttemptOutcome.FINAL
+    if answer.status == Overloaded.status:
+        return AttemptOutcome.OVERLOADED
+    return AttemptOutcome.NOT_YET if answer.status in RETRYABLE_SOON else AttemptOutcome.REFUSED
+
+
+def is_final(answer: HttpAnswer) -> bool:
+    """Whether a worker's answer goes to the client, without asking another worker.
+
+    A worker that does not know a store in the router's map is behind in a deployment.
+    """
+    return answer.status in FINAL and not (answer.status == 404 and is_problem(answer, UnknownStore))
+
 
 _MISPLACED = f"urn:forebay:problem:{PartitionerMismatch.name}"
 

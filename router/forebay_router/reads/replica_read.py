@@ -26,9 +26,8 @@ from forebay.streams_metadata import HostInfo
 from forebay.wire.answer_aging import as_of
 from forebay.wire.answers import HttpAnswer
 from forebay.wire.parameters import ReadParameters
-from forebay_router.reads.outcomes import is_final, outcome_of
 from forebay_router.reads.partition_replicas import PartitionReplicas
-from forebay_router.reads.refusals import Attempt, attempts_head, late, overload, refusal
+from forebay_router.reads.refusals import Attempt, attempts_head, is_final, late, outcome_of, overload, refusal
 from forebay_router.reads.replica_request import (
     FirstRequest,
     ReplicaRequest,
@@ -37,10 +36,9 @@ from forebay_router.reads.replica_request import (
     may_be_elsewhere,
 )
 from forebay_router.router import Router
-from forebay_router.upstream.connection import AnsweredForAnother
+from forebay_router.upstream.connection import TIME_TO_READ_S, AnsweredForAnother, was_stopped
 from forebay_router.upstream.credentials import REFUSALS
 from forebay_router.upstream.pool import InFlightPermit
-from forebay_router.upstream.timeouts import TIME_TO_READ_S, was_stopped
 
 
 async def ask(

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from forebay.clock import boot_ms
 from forebay.event_loop_turns import decoded_in_turn, in_turn
@@ -22,14 +23,30 @@ from forebay.wire.list_routes import ScanRoute
 from forebay.wire.parameters import ReadParameters, split_query
 from forebay.wire.retryable_statuses import TRANSIENT
 from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE, ScanPage
-from forebay.wire.scans import Scan, make_scan, scan_head
+from forebay.wire.scans import Scan, make_scan, posted_cursor, scan_head
 from forebay_router.reads.refusals import nothing_read
 from forebay_router.reads.replica_read import ask
 from forebay_router.reads.replica_request import ReplicaRequest, TimedAnswer
 from forebay_router.reads.send_window import SendWindow
-from forebay_router.reads.sent_cursor import SentCursor
 from forebay_router.router import Router
 from forebay_web.limits import Held
+
+
+class SentCursor(NamedTuple):
+    """What a cursor adds to a request's query, and its body, if any."""
+
+    query: tuple[bytes, ...] = ()
+    body: bytes | None = None
+
+    @classmethod
+    def of(cls, part: PartitionPages, scan: Scan) -> SentCursor:
+        """That of a partition's next page."""
+        cursor = part.cursor(scan)
+        if cursor is None:
+            return cls()
+        body = posted_cursor(cursor)
+        return cls((b"cursor=" + cursor.encode(),)) if body is None else cls(body=body)
+
 
 _FIRST_PAGE = 1_000
 """Entries; each page is twice as large as the previous one, so that merging starts early and pages are few."""

@@ -15,6 +15,16 @@ from typing import cast
 from forebay.errors import AnswerTooLarge, Problem
 from forebay.wire.answers import MOST_ANSWER_BYTES, HttpAnswer, problem_answer
 
+_MOST_LATE_MS = 100.0
+TIME_TO_READ_S = 0.02
+"""How long what was received while the process was stopped may take to be read."""
+
+
+def was_stopped(late_ms: float) -> bool:
+    """Whether a timer that ran so much too late shows that the process did not run: nobody else was slow."""
+    return late_ms > _MOST_LATE_MS
+
+
 _MOST_HEAD_BYTES = 64 << 10
 _KNOWN_LINES = (b"forebay-", b"content-type:", b"cache-control:", b"retry-after:", b"www-authenticate:")
 """How the header lines begin that are passed on to clients; others are dropped."""

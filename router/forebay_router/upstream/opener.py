@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from forebay.errors import AnswerTooLarge
 from forebay.happy_eyeballs import Address, AsyncRace, in_turn
@@ -15,8 +17,28 @@ from forebay.streams_metadata import HostInfo
 from forebay.timeouts import running_timeout
 from forebay.wire.answers import HttpAnswer
 from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed, parse_answer
-from forebay_router.upstream.encryption import Encryption, unencrypted
 from forebay_router.upstream.event_upstream import EventUpstream
+from forebay_web.tls import trust
+
+Encryption = Callable[[HostInfo], Mapping[str, Any]]
+"""What asyncio needs to encrypt a connection to a worker: nothing if it is not to be encrypted."""
+
+
+def unencrypted(_host: HostInfo) -> Mapping[str, Any]:
+    """Plain connections."""
+    return {}
+
+
+def encryption_of(ca_file: Path | None, name_of: Callable[[HostInfo], str]) -> Encryption:
+    """TLS, if there is a file of authorities to trust; raises ``SettingError`` if it is unusable.
+
+    ``name_of`` gives the name that a worker's certificate must contain.
+    """
+    if ca_file is None:
+        return unencrypted
+    trusted = trust(ca_file)
+    return lambda host: {"ssl": trusted(), "server_hostname": name_of(host)}
+
 
 _CONNECT_TIMEOUT_S = 1.0
 _MOST_IDENTITY_S = 30.0

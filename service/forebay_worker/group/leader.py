@@ -15,7 +15,7 @@ from forebay_worker.group.election import holders
 from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.group.messages import AssignmentInfo, Location, SubscriptionInfo
 from forebay_worker.group.previous_assignment import assignment_to_continue
-from forebay_worker.state.offset_cache import CAUGHT_UP, INCOMPLETE
+from forebay_worker.state.offsets_file import CAUGHT_UP, INCOMPLETE
 
 _OffsetsByTask = Mapping[TaskId, tuple[int, ...]]
 

@@ -19,8 +19,7 @@ from forebay.wire.batches import BatchKeys, KeyResult, key_result, read_plain, r
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.scans import require_kind
 from forebay_web.limits import Held
-from forebay_worker.reads.key_forms import KeyForm, KeyForms, key_forms
-from forebay_worker.reads.located_keys import LocatedKeys, without_repeats
+from forebay_worker.reads.located_keys import KeyForm, KeyForms, LocatedKeys, key_forms, without_repeats
 from forebay_worker.reads.misses import miss, why_unproven
 from forebay_worker.reads.staleness_check import Admission, Refused
 from forebay_worker.reads.values import key_document, key_documents, require_versions, value_of, values_of

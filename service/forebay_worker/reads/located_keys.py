@@ -4,11 +4,42 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from forebay.codecs.keys import from_segment
+from forebay.codecs.segment_cache import of_one_store
 from forebay.errors import Problem
+from forebay.store_spec import StoreSpec
 from forebay.wire.answers import problem_answer
 from forebay.wire.batches import KeyResult, key_result
+
+
+class KeyForm(NamedTuple):
+    """One key of a store; ``partition`` is None if the partitioner is unknown."""
+
+    plain: bytes
+    partition: int | None
+    stored: bytes
+    """Its stored key, or what those of its entries begin with."""
+    document: bytes
+    """How the documents of its answers begin."""
+
+
+KeyForms = Callable[[bytes], KeyForm]
+"""The forms of a key by its URL segment as received; raises ``BadKey``."""
+
+
+def key_forms(spec: StoreSpec, stores: int) -> KeyForms:
+    """Those of a store which is one of so many."""
+
+    def work_out(segment: bytes) -> KeyForm:
+        plain = from_segment(spec.key_codec, segment)
+        partition = None if spec.stream_partitioner is None else spec.partition_of(plain)
+        document = b'{"store":"%b","key":%b' % (spec.name_bytes, spec.key_codec.to_json(plain))
+        return KeyForm(plain, partition, spec.stored_keys.prefix(plain), document)
+
+    return of_one_store(work_out, stores)
+
 
 PartitionOf: TypeAlias = Callable[[bytes], int]
 """The partition of a plain key; raises ``Problem``."""

@@ -24,10 +24,9 @@ from forebay.wire.parameters import ReadParameters
 from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE, UNPROVEN, ScanPage, first_end, merging
 from forebay.wire.scans import Cursor, Scan, make_scan, scan_head
 from forebay_web.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
-from forebay_worker.reads.latest_entries import Entries, latest_entries
 from forebay_worker.reads.misses import why_unproven
 from forebay_worker.reads.staleness_check import Admission, Admitted
-from forebay_worker.reads.values import oldest_version, scanned_in_chunks
+from forebay_worker.reads.values import Entries, latest_entries, oldest_version, scanned_in_chunks
 
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"
 MOST_PAGE_BYTES = 4 << 20

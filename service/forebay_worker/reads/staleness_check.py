@@ -42,7 +42,20 @@ from forebay_worker.tasks.doubts import Doubt, found_elsewhere
 from forebay_worker.tasks.manager import ReplicaTable
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_view import ReplicaView
-from forebay_worker.tasks.roles import role_of
+
+
+def role_of(
+    progress: Progress, designated_boot_ms: float | None, lease_until_boot_ms: float, now_boot_ms: float
+) -> Role:
+    """``active``, ``restoring`` or ``standby``, judged now against the membership lease.
+
+    A running active has once reached an end of the log observed since it was designated; later lag does not change
+    the role.
+    """
+    if designated_boot_ms is None or now_boot_ms >= lease_until_boot_ms:
+        return "standby"
+    end_reached = progress.end_reached_boot_ms
+    return "active" if end_reached is not None and end_reached >= designated_boot_ms else "restoring"
 
 
 class Refused(Exception):

@@ -19,11 +19,85 @@ from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Batch, Changelog, Consumer, Wake
 from forebay_worker.tasks.apply import apply_batch, checkpoint_caught_up, observe_end, resume
-from forebay_worker.tasks.open_transactions import OpenTransactions
 from forebay_worker.tasks.phases import ReplicaPhase
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_events import EndReached, HandleEvent, ReplicaEvent, StoreDamaged
-from forebay_worker.tasks.yielding import ReaderYield
+
+_SLICE_S = 0.0003
+"""Processor time of uninterrupted work. Why: a read that arrives meanwhile waits that long. RocksDB writes hold
+Python's lock for about a microsecond a record."""
+_PAUSE_BY_WORK = 2.0
+"""A pause, as a multiple of the work before it: writing never takes more than a third of the lock."""
+_MOST_PAUSE_S = 0.02
+"""However long the work took, such as the start of a rebuild."""
+_LEAST_TURN_S = 0.002
+"""From one poll of a log that flows to the next at least: what comes together is committed together."""
+
+
+class ReaderYield:
+    """One thread's work in slices, each followed by a pause in which readers run undisturbed.
+
+    ``work_s`` is the thread's processor time: what it waits for the lock is no work.
+    """
+
+    def __init__(
+        self, work_s: Callable[[], float] = time.thread_time, sleep: Callable[[float], object] = time.sleep
+    ) -> None:
+        self._work_s = work_s
+        self._sleep = sleep
+        self._since_s = 0.0
+
+    def begin(self) -> None:
+        """Count the work from here on."""
+        self._since_s = self._work_s()
+
+    def after_slice(self) -> None:
+        """Pause if a slice's worth of work was done since the last pause."""
+        used_s = self._work_s() - self._since_s
+        if used_s >= _SLICE_S:
+            self._sleep(min(used_s * _PAUSE_BY_WORK, _MOST_PAUSE_S))
+            self._since_s = self._work_s()
+
+    def pause_before_poll_s(self) -> float:
+        """How long to wait before the next poll, while records keep coming."""
+        used_s = self._work_s() - self._since_s
+        return min(max(_LEAST_TURN_S, used_s * _PAUSE_BY_WORK), _MOST_PAUSE_S)
+
+
+LONG_OPEN_MS = 10_000.0
+"""A transaction that is open for longer than this is logged."""
+
+
+class OpenTransactions:
+    """Logs once that a transaction stays open at the end of a partition, and that it was ended."""
+
+    def __init__(self) -> None:
+        self._logged: set[TopicPartition] = set()
+
+    def note(self, replica: Replica, now_boot_ms: float) -> None:
+        """Look at a replica's newest observation of its log's end."""
+        tp, open_ms = replica.topic_partition, replica.open_transaction_ms(now_boot_ms)
+        if open_ms < LONG_OPEN_MS:
+            if tp in self._logged:
+                self._logged.discard(tp)
+                log.info("%s: the transaction that held it back was ended", tp)
+        elif tp not in self._logged:
+            self._logged.add(tp)
+            log.warning(
+                "%s: a transaction has been open at offset %s for %.0f s: the %s offsets from there on are not "
+                "served until its producer ends it, and time lag grows. kafka-transactions.sh describe-producers "
+                "--topic %s --partition %d names the producer; find-hanging and abort end what was left open.",
+                tp,
+                replica.view.progress.end_offset,
+                open_ms / 1000,
+                replica.view.progress.open_transaction_records,
+                *tp,
+            )
+
+    def forget(self, topic_partition: TopicPartition) -> None:
+        """A partition that is no longer followed."""
+        self._logged.discard(topic_partition)
+
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ from forebay.task_ids import TaskId
 from forebay.topology import Topology
 from forebay_changelog import Changelog
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.offset_cache import OffsetCache
-from forebay_worker.state.offsets_file import read_positions, record_positions
+from forebay_worker.state.offsets_file import OffsetCache, read_positions, record_positions
 from forebay_worker.state.storage_faults import meets_all, require_room, storage_fault
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.doubts import Doubt

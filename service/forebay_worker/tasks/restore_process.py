@@ -13,10 +13,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from rocksdict import DBCompressionType, Options, SstFileWriter
 
 from forebay.clock import epoch_ms
 from forebay.errors import ChangelogError
@@ -25,12 +27,46 @@ from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Batch, Consumer, Wake, open_changelog
-from forebay_worker.state.sst_file import write_sst
+from forebay_worker.state.memory import filtered_blocks
+from forebay_worker.state.reserved_records import OFFSET_KEY, offsets_to_json
 from forebay_worker.state.storage_faults import storage_fault
 from forebay_worker.tasks.folding import Fold, advance, misplaced_keys
 from forebay_worker.tasks.log_continuity import continuity_fault
 from forebay_worker.tasks.record_check import BadRecord, fitting
 from forebay_worker.tasks.sorted_run import SortedRun
+
+_KEYS_PER_SYNC = 20_000
+
+
+def write_sst(
+    path: Path,
+    changes: Iterable[Sequence[tuple[bytes, bytes | None]]],
+    topic_partition: TopicPartition,
+    committed: CommittedOffset,
+) -> None:
+    """Write changes (None deletes), part by part in the order of their keys, and the resulting offset as one file
+    to ingest."""
+    options = Options(raw_mode=True)
+    options.set_block_based_table_factory(filtered_blocks())
+    options.set_compression_type(DBCompressionType.lz4())
+    writer = SstFileWriter(options=options)
+    writer.open(str(path))
+    writer[OFFSET_KEY] = offsets_to_json({topic_partition: committed})
+    not_synced = 0
+    with path.open("rb") as file:
+        for part in changes:
+            for key, value in part:
+                if value is None:
+                    del writer[key]
+                else:
+                    writer[key] = value
+            not_synced += len(part)
+            # Done all at once at the end, it would hold up other syncs on this disk.
+            if not_synced >= _KEYS_PER_SYNC:
+                os.fdatasync(file.fileno())
+                not_synced = 0
+    writer.finish()
+
 
 RECORDS_PER_POLL = 2_000
 """Records folded at once should fit the processor's cache: with 50,000 each took a third longer."""

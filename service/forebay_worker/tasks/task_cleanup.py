@@ -10,7 +10,7 @@ from forebay.clock import steady_epoch_ms
 from forebay.task_ids import TaskId
 from forebay.topology import Topology
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.offset_cache import OffsetCache
+from forebay_worker.state.offsets_file import OffsetCache
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,7 @@ from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.discovery import Discovery
 from forebay_router.cluster.seeds import Seeds
 from forebay_router.cluster.worker_view import WorkerView
-from forebay_router.upstream.encryption import unencrypted
-from forebay_router.upstream.opener import Opener
+from forebay_router.upstream.opener import Opener, unencrypted
 from forebay_router.upstream.pool import ConnectionPool
 from tests.support.cluster import free_port, until
 from tests.support.scripted_worker import answer

@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay_router.cluster.slow_start import SlowStart
+from forebay_router.cluster.worker_view import SlowStart
 
 
 def test_a_worker_that_was_never_lost_has_no_bound():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from forebay.streams_metadata import HostInfo
-from forebay_router.cluster.statuses import read_status
+from forebay_router.cluster.discovery import read_status
 
 STATUS: dict[str, Any] = {
     "tier": "worker",

@@ -13,7 +13,7 @@ from forebay_worker.group.leader import Leader
 from forebay_worker.group.messages import AssignmentInfo, Location, SubscriptionInfo
 from forebay_worker.group.placement import Assignment, AssignmentPolicy, Placement
 from forebay_worker.group.previous_assignment import assignment_to_continue, with_places_of
-from forebay_worker.state.offset_cache import CAUGHT_UP, INCOMPLETE
+from forebay_worker.state.offsets_file import CAUGHT_UP, INCOMPLETE
 
 STORES = [{"name": "a"}, {"name": "b"}]
 TOPOLOGY = parse_topology(

@@ -7,7 +7,7 @@ from forebay.topology_file import parse_topology
 from forebay_changelog import open_changelog
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts
-from forebay_worker.group.membership_factory import open_membership
+from forebay_worker.group.membership import open_membership
 
 TOPOLOGY = parse_topology(
     {"application_id": "a", "subtopology": [{"name": "s", "partitions": 1, "store": [{"name": "s"}]}]}

@@ -195,6 +195,6 @@ def test_the_map_names_the_stores_of_each_host(info):
     store_by_topic = {spec.topic: spec.name for spec in TOPOLOGY.stores.values()}
     for metadata in info.map(TOPOLOGY).hosts:
         assert metadata.active_store_names == {store_by_topic[tp.topic] for tp in metadata.active_topic_partitions}
-        assert metadata.standby_store_names == {
+        assert metadata.standby_state_store_names == {
             store_by_topic[tp.topic] for tp in metadata.standby_topic_partitions
         }

@@ -19,8 +19,7 @@ from forebay_worker.state.checkpointed_store import CheckpointedStore
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.fsync import remove_durably, write_durably
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.state.offset_cache import OffsetCache
-from forebay_worker.state.offsets_file import read_positions, record_positions
+from forebay_worker.state.offsets_file import OffsetCache, read_positions, record_positions
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.task_cleanup import TaskCleanup
 from tests.support.held_tasks import MEMORY, TASKS, TOPOLOGY, fill, make_changelog, offsets

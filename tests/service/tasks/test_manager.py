@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.offset_cache import OffsetCache
+from forebay_worker.state.offsets_file import OffsetCache
 from forebay_worker.state.store_factory import OpenedStore, StoreFactory
 from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.task_cleanup import TaskCleanup

@@ -7,11 +7,11 @@ from forebay.lag import EndOffset, lag_of
 from forebay.state_store import CommittedOffset
 from forebay.task_ids import TaskId
 from forebay_changelog import Batch
+from forebay_worker.reads.staleness_check import role_of
 from forebay_worker.state.memory import MemoryStore
+from forebay_worker.tasks.applier_thread import OpenTransactions
 from forebay_worker.tasks.apply import apply_batch, progress_at_open, resume
-from forebay_worker.tasks.open_transactions import OpenTransactions
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.tasks.roles import role_of
 from tests.service.tasks.test_apply import SPEC, TP, batch
 
 

@@ -17,6 +17,7 @@ from forebay.task_ids import TopicPartition
 from forebay_changelog.sqlite import batches as sqlite_batches
 from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_changelog.sqlite.compaction import CompactionLimits
+from forebay_worker.reads.staleness_check import role_of
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.store_factory import OpenedStore, StoreFactory
 from forebay_worker.tasks import bulk_restore, restoration
@@ -24,7 +25,6 @@ from forebay_worker.tasks.recovery import Recovery
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_events import StoreDamaged
 from forebay_worker.tasks.restoration import Restoration
-from forebay_worker.tasks.roles import role_of
 from tests.support.cluster import wait_until
 from tests.support.held_tasks import (
     PARTITIONS,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay_worker.tasks.yielding import ReaderYield
+from forebay_worker.tasks.applier_thread import ReaderYield
 
 
 class Thread:

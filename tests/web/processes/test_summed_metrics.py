@@ -6,7 +6,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from forebay.lag import Lag
-from forebay_router.served_lag import ServedLag
+from forebay_router.metrics import ServedLag
 from forebay_web.processes.summed_metrics import counted, document_of, metrics_of, summed
 
 

@@ -53,7 +53,7 @@ class HostMetadata(Struct, frozen=True, kw_only=True):
     host: Host
     active_store_names: list[str]
     active_topic_partitions: TopicPartitions
-    standby_store_names: list[str]
+    standby_state_store_names: list[str]
     standby_topic_partitions: TopicPartitions
     process_ids: Annotated[
         list[str],

@@ -6,8 +6,7 @@ from forebay.topology import Topology
 from forebay_changelog import Changelog
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts, Leader
-from forebay_worker.group.membership import Membership
-from forebay_worker.group.membership_factory import MembershipBackend
+from forebay_worker.group.membership import Membership, MembershipBackend
 
 
 class KafkaGroups:

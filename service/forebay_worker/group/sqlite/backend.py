@@ -10,8 +10,7 @@ from forebay.topology import Topology
 from forebay_changelog import Changelog
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts
-from forebay_worker.group.membership import Membership
-from forebay_worker.group.membership_factory import MembershipBackend
+from forebay_worker.group.membership import Membership, MembershipBackend
 from forebay_worker.group.sqlite.membership import SqliteMembership
 
 
