@@ -49,7 +49,6 @@ def run(settings: RouterSettings, place: ProcessSlot, inherited: Sequence[socket
     from forebay_web.application import cors_options
     from forebay_web.fast_path import addressed, guarded, make_protocol
     from forebay_web.hosts import allowed_hosts
-    from forebay_web.proxied_listener import ProxyHeaders
 
     authenticator = make_authenticator(settings.authenticator, settings.auth_tokens_file)
     tls = listener_tls(settings.tls_certificate_file, settings.tls_key_file)
@@ -60,8 +59,7 @@ def run(settings: RouterSettings, place: ProcessSlot, inherited: Sequence[socket
             warn_of_anonymous_access(settings.listen)
         running = Router(settings)
         log.info("router listens on %s", ", ".join(map(str, settings.listen)))
-        proxy_headers = ProxyHeaders(running.limits) if settings.proxy_protocol else None
-        metrics = RouterMetrics(running, proxy_headers)
+        metrics = RouterMetrics(running)
         hosts = allowed_hosts(settings.listen, settings.allowed_hosts)
         serve(
             make_app(running, metrics, authenticator, hosts, place),
@@ -76,6 +74,5 @@ def run(settings: RouterSettings, place: ProcessSlot, inherited: Sequence[socket
                 running.limits,
             ),
             tls=tls,
-            proxy_headers=proxy_headers,
             relays={} if place.is_single else RELAYED,
         )

@@ -705,7 +705,6 @@ ROUTER: dict[str, Shows | str] = {
     "worker_token_file": reads_with_its_token,
     "worker_token_networks": keeps_its_token_from_others,
     "worker_ca_file": reads_over_https,
-    "proxy_protocol": "A proxy is needed to show it: tests/end_to_end/test_proxy_protocol.py has one.",
 }
 CASES: dict[Tier, dict[str, Shows | str]] = {"worker": WORKER, "router": ROUTER}
 

@@ -13,7 +13,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from functools import partial
 from types import FrameType, MappingProxyType
 from typing import Any
 
@@ -29,14 +28,12 @@ from forebay.wire.answers import problem_answer
 from forebay_web.application import respond
 from forebay_web.garbage_collection import GarbageCollection
 from forebay_web.limits import Held, Limits
-from forebay_web.proxied_listener import CountingListener, ProxyHeaders
-from forebay_web.proxy_header import Client
+from forebay_web.tls_listener import TlsListener
 from forebay_web.unix_listeners import is_unix_listener
 
 log = logging.getLogger(__name__)
 
 _ACCEPTED_IN_A_TURN = 8
-_MOST_HANDSHAKE_S = 10.0
 
 
 def bind(listen: HostInfo, *, shared: bool = False, only_ipv6: bool = False) -> socket.socket:
@@ -157,72 +154,48 @@ class HttpServer(uvicorn.Server):
         shutdown_timeout_ms: int,
         on_drain: Callable[[], None],
         relays: Mapping[signal.Signals, signal.Signals],
-        proxy_headers: ProxyHeaders | None,
     ) -> None:
         super().__init__(config)
         self._drain_s = drain_ms / 1000
         self._shutdown_timeout_s = shutdown_timeout_ms / 1000
         self._on_drain = on_drain
         self._relays = relays
-        self._proxy_headers = proxy_headers
         self._draining = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening; raises ``ListenAddressInUse`` if another process has done so since the address was
         bound."""
         assert sockets is not None
-        listeners = [listener for listener in sockets if not is_unix_listener(listener)]
-        addresses = [HostInfo(*listener.getsockname()[:2]) for listener in listeners]
         await super().startup([])
-        if self._proxy_headers is None:
-            await self._serve_direct(sockets)
-        else:
-            self._serve_counted(sockets, self._proxy_headers)
-        for listener, address in zip(listeners, addresses, strict=True):
-            # uvloop does not report that, and closes the socket.
-            if not _listens(listener):
-                await self.lifespan.shutdown()
-                raise cannot_listen(address, OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)))
+        try:
+            await self._listen(sockets)
+        except ListenAddressInUse:
+            await self.lifespan.shutdown()
+            raise
         GarbageCollection().begin(asyncio.get_running_loop())
 
-    async def _serve_direct(self, listeners: Iterable[socket.socket]) -> None:
-        """Serve sockets, with TLS those of TCP only; uvicorn would speak it on every socket."""
-        loop = asyncio.get_running_loop()
+    async def _listen(self, listeners: Iterable[socket.socket]) -> None:
         for listener in listeners:
-            if self.config.ssl is not None and not is_unix_listener(listener):
-                self._serve_counted([listener], None)
-                continue
-            server = await loop.create_server(self._make_protocol, sock=listener, backlog=self.config.backlog)
-            self.servers.append(server)
-
-    def _serve_counted(self, listeners: Iterable[socket.socket], headers: ProxyHeaders | None) -> None:
-        """Serve connections that begin with a header or a handshake, before which asyncio's servers show none."""
-        limits: Limits = self.config.http_protocol_class.limits  # type: ignore[attr-defined]
-        for listener in listeners:
-            tls = None if is_unix_listener(listener) else self.config.ssl
-            with contextlib.suppress(OSError):
+            try:
+                # uvloop does not report that it cannot.
                 listener.listen(self.config.backlog)
-            listening = CountingListener(listener, limits, headers, partial(self._take_over, tls))
-            listening.start()
-            self.servers.append(listening)  # type: ignore[arg-type]
+            except OSError as error:
+                raise cannot_listen(HostInfo(*listener.getsockname()[:2]), error) from None
+            listener.setblocking(False)
+            self.servers.append(await self._serve_on(listener))
 
-    async def _take_over(
-        self, tls: ssl.SSLContext | None, connection: socket.socket, client: Client | None, held: Held
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.connect_accepted_socket(
-            partial(self._make_protocol, client, held),
-            connection,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else _MOST_HANDSHAKE_S,
-        )
+    async def _serve_on(self, listener: socket.socket) -> asyncio.Server:
+        """Serve a socket, with TLS if it is one of TCP; uvicorn would speak it on every socket."""
+        if self.config.ssl is None or is_unix_listener(listener):
+            loop = asyncio.get_running_loop()
+            return await loop.create_server(self._make_protocol, sock=listener, backlog=self.config.backlog)
+        limits: Limits = self.config.http_protocol_class.limits  # type: ignore[attr-defined]
+        return TlsListener(listener, self.config.ssl, limits, self._make_protocol)  # type: ignore[return-value]
 
-    def _make_protocol(self, client: Client | None = None, held: Held | None = None) -> asyncio.Protocol:
+    def _make_protocol(self, held: Held | None = None) -> asyncio.Protocol:
         protocol: Any = self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
-        if client is not None:
-            protocol.proxied_client = client
         protocol.accepted = held
         return protocol  # type: ignore[no-any-return]
 
@@ -274,13 +247,6 @@ def _end_process() -> None:
     os._exit(1)
 
 
-def _listens(listener: socket.socket) -> bool:
-    try:
-        return bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-    except OSError:
-        return False
-
-
 def serve(
     app: ASGIApp,
     listeners: Sequence[socket.socket],
@@ -291,7 +257,6 @@ def serve(
     protocol: type[asyncio.Protocol],
     tls: ssl.SSLContext | None = None,
     relays: Mapping[signal.Signals, signal.Signals] = MappingProxyType({}),
-    proxy_headers: ProxyHeaders | None = None,
 ) -> None:
     """Serve until a signal ends it, then drain and return; raises ``ListenAddressInUse``.
 
@@ -324,6 +289,6 @@ def serve(
     # of clients that reconnect at once would wait for seconds. Each duplicate of the socket accepts one more.
     duplicates = [listener.dup() for listener in listeners for _ in range(_ACCEPTED_IN_A_TURN - 1)]
     ask_for_short_slices()
-    HttpServer(config, drain_ms, shutdown_timeout_ms, begin_to_drain, relays, proxy_headers).run(
+    HttpServer(config, drain_ms, shutdown_timeout_ms, begin_to_drain, relays).run(
         sockets=[*listeners, *duplicates]
     )

@@ -43,8 +43,6 @@ class SlowPathProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         # Later versions of HTTP/1 are answered as 1.1; others are refused with their own status.
         self.parser.set_dangerous_leniencies(lenient_version=True)
-        self.proxied_client: tuple[str, int] | None = None
-        """For whom a trusted proxy opened the connection, if its header said so."""
         self._head_refusal: Problem | None = None
         self._in_message = self._in_head = self._upgrading = False
         self._patience: asyncio.TimerHandle | None = None
@@ -61,7 +59,7 @@ class SlowPathProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request, though not for ever."""
         super().connection_made(transport)
-        self.client = self.proxied_client or self.client or _local_client(transport)
+        self.client = self.client or _local_client(transport)
         self._slow_peer = SlowPeerWatch(self.loop, transport)
         self._be_patient()
 
