@@ -7,6 +7,7 @@ import pytest
 
 from forebay.settings import WorkerSettings, load_settings
 from forebay.streams_metadata import HostInfo
+from forebay_web.limits import Limits
 from forebay_worker.state.offset_cache import CAUGHT_UP
 from forebay_worker.worker import Worker
 from tests.support.cluster import Cluster, wait_until
@@ -22,7 +23,7 @@ def worker(cluster: Cluster, tmp_path: Path) -> Iterator[Worker]:
         "initial_rebalance_delay_ms": 0,
     }
     settings = WorkerSettings(**load_settings("worker", flags, environment={}))
-    worker = Worker(settings, HostInfo("127.0.0.1", 8080))
+    worker = Worker(settings, HostInfo("127.0.0.1", 8080), Limits(settings))
     yield worker
     worker.stop()
 

@@ -14,7 +14,7 @@ import ssl
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import FrameType, MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,6 +28,7 @@ from forebay.wire.answers import problem_answer
 from forebay_web.application import respond
 from forebay_web.garbage_collection import GarbageCollection
 from forebay_web.limits import Held, Limits
+from forebay_web.startup_gate import answer_while_starting, starting_protocol
 from forebay_web.tls_listener import TlsListener
 from forebay_web.unix_listeners import is_unix_listener
 
@@ -112,12 +113,14 @@ def _machine_name() -> str:
 class Draining:
     """Adds ``Connection: close`` to every answer once draining, so that clients move on.
 
+    Its ``app`` is replaced once the process has started.
+
     To an identity it is not added: a router begins each connection with it, and has nothing else answered yet.
     A request that is cancelled then, since it takes longer than the process has left, gets a 503.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self) -> None:
+        self.app: ASGIApp = answer_while_starting
         self.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,7 +135,7 @@ class Draining:
             await send(message)
 
         try:
-            await self._app(scope, receive, send if started else send_closing)
+            await self.app(scope, receive, send if started else send_closing)
         except asyncio.CancelledError:
             if started or not self.draining:
                 raise
@@ -140,37 +143,60 @@ class Draining:
             await respond(problem_answer(problem))(scope, receive, send_closing)
 
 
-class HttpServer(uvicorn.Server):
-    """uvicorn, but on SIGTERM or SIGINT the listeners stay open for ``drain_ms`` before they close.
+class Service(NamedTuple):
+    """What a process serves once it has started; ``on_drain`` is called when it begins to drain."""
 
-    A second signal closes at once. ``relays`` are signals that mean one of the two. Whatever hangs, the process
-    ends within ``shutdown_timeout_ms``: that is as safe as a kill.
+    app: ASGIApp
+    protocol: type[asyncio.Protocol]
+    on_drain: Callable[[], None]
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn, but it starts a service first, and on SIGTERM or SIGINT the listeners stay open for ``drain_ms``.
+
+    A second signal closes at once, and one during the start ends the process. ``relays`` are signals that mean one
+    of the two. Whatever hangs, the process ends within ``shutdown_timeout_ms``: that is as safe as a kill.
     """
 
     def __init__(
         self,
         config: uvicorn.Config,
+        application: Draining,
+        start: Callable[[], Service],
+        *,
+        listens_first: bool,
         drain_ms: int,
         shutdown_timeout_ms: int,
-        on_drain: Callable[[], None],
         relays: Mapping[signal.Signals, signal.Signals],
     ) -> None:
         super().__init__(config)
+        self._application = application
+        self._start = start
+        self._listens_first = listens_first
+        self._service: Service | None = None
         self._drain_s = drain_ms / 1000
         self._shutdown_timeout_s = shutdown_timeout_ms / 1000
-        self._on_drain = on_drain
         self._relays = relays
-        self._draining = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening; raises ``ListenAddressInUse`` if another process has done so since the address was
-        bound."""
+        """Start the service and listen; raises what its start does, and ``ListenAddressInUse`` if another process
+        has listened since the address was bound."""
         assert sockets is not None
-        await super().startup([])
+        servers = self.servers = []
         try:
-            await self._listen(sockets)
-        except ListenAddressInUse:
-            await self.lifespan.shutdown()
+            if self._listens_first:
+                await self._listen(sockets)
+            # Beside the event loop, which answers meanwhile.
+            service = self._service = await asyncio.to_thread(self._start)
+            self._application.app, self.config.http_protocol_class = service.app, service.protocol
+            await super().startup([])
+            self.servers = servers
+            if not self._listens_first:
+                await self._listen(sockets)
+        except BaseException:
+            # The end of uvloop would wait for whoever is connected.
+            self.servers, self.force_exit = servers, True
+            await self.shutdown(sockets)
             raise
         GarbageCollection().begin(asyncio.get_running_loop())
 
@@ -202,7 +228,7 @@ class HttpServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close listeners and connections, and let the application end."""
         await super().shutdown(sockets)
-        if self.force_exit:
+        if self.force_exit and self.started:
             # A forced exit in uvicorn skips that, and logs a traceback of what it cancels.
             await self.lifespan.shutdown()
 
@@ -216,12 +242,17 @@ class HttpServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; called by the signal handler."""
-        if self._draining:
+        if self._service is None:
+            # Nothing is served, and what is on disk bears a kill.
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
+            return
+        if self._application.draining:
             self.force_exit = self.should_exit = True
             return
-        self._draining = True
+        self._application.draining = True
         self._limit()
-        self._on_drain()
+        self._service.on_drain()
         loop = asyncio.get_event_loop()
         delay = 0.0 if sig == signal.SIGINT else self._drain_s
         log.info("%s: answering for %.1f s more, then stopping", signal.Signals(sig).name, delay)
@@ -248,30 +279,27 @@ def _end_process() -> None:
 
 
 def serve(
-    app: ASGIApp,
+    start: Callable[[], Service],
     listeners: Sequence[socket.socket],
+    limits: Limits,
     *,
     drain_ms: int,
     shutdown_timeout_ms: int,
-    on_drain: Callable[[], None],
-    protocol: type[asyncio.Protocol],
+    listens_first: bool = False,
     tls: ssl.SSLContext | None = None,
     relays: Mapping[signal.Signals, signal.Signals] = MappingProxyType({}),
 ) -> None:
-    """Serve until a signal ends it, then drain and return; raises ``ListenAddressInUse``.
+    """Start a service, serve it until a signal ends it, then drain and return.
 
-    With ``tls``, listeners of TCP speak HTTPS only. ``relays`` are signals that mean SIGTERM or SIGINT.
+    With ``listens_first`` it says meanwhile that it is not ready; otherwise it listens once it has started. With
+    ``tls``, listeners of TCP speak HTTPS only. ``relays`` are signals that mean SIGTERM or SIGINT. Raises what
+    ``start`` does, and ``ListenAddressInUse``.
     """
-    draining = Draining(app)
-
-    def begin_to_drain() -> None:
-        draining.draining = True
-        on_drain()
-
+    application = Draining()
     config = uvicorn.Config(
-        draining,
+        application,
         loop="uvloop",
-        http=protocol,
+        http=starting_protocol(limits),
         ws="none",
         lifespan="on",
         access_log=False,
@@ -289,6 +317,12 @@ def serve(
     # of clients that reconnect at once would wait for seconds. Each duplicate of the socket accepts one more.
     duplicates = [listener.dup() for listener in listeners for _ in range(_ACCEPTED_IN_A_TURN - 1)]
     ask_for_short_slices()
-    HttpServer(config, drain_ms, shutdown_timeout_ms, begin_to_drain, relays).run(
-        sockets=[*listeners, *duplicates]
-    )
+    HttpServer(
+        config,
+        application,
+        start,
+        listens_first=listens_first,
+        drain_ms=drain_ms,
+        shutdown_timeout_ms=shutdown_timeout_ms,
+        relays=relays,
+    ).run(sockets=[*listeners, *duplicates])

@@ -40,7 +40,7 @@ OF_ITS_CYCLE = {"disconnected", "message_event", "response_complete", "scope"}
 OF_ITS_FLOW = {"pause_reading", "write_paused"}
 OF_THE_SERVER = {
     *("capture_signals", "config", "force_exit", "handle_exit", "lifespan", "server_state", "servers"),
-    *("should_exit", "shutdown", "startup"),
+    *("should_exit", "shutdown", "started", "startup"),
 }
 
 
