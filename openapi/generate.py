@@ -11,6 +11,7 @@ from forebay.settings import RouterSettings, WorkerSettings, load_settings
 from forebay_router.app import make_app as make_router_app
 from forebay_router.metrics import RouterMetrics
 from forebay_router.router import Router
+from forebay_web.limits import Limits
 from forebay_worker.app import make_app as make_worker_app
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.worker import Worker
@@ -28,7 +29,7 @@ def worker_document() -> dict[str, Any]:
             "state_dir": f"{directory}/state",
         }
         settings = WorkerSettings(**load_settings("worker", flags, environment={}))
-        worker = Worker(settings, settings.listen)
+        worker = Worker(settings, settings.listen, Limits(settings))
         return make_worker_app(worker, WorkerMetrics(worker)).openapi()
 
 

@@ -350,7 +350,7 @@ class TransferCodingNotSupported(Problem):
 
 
 class HttpVersionNotSupported(Problem):
-    """The request is of a version of HTTP other than 1.x."""
+    """The request is of a version of HTTP other than 1.x, or asks for a list or a stream over HTTP/1.0."""
 
     status, name, title = 505, "http-version-not-supported", "The version of HTTP is not supported"
 

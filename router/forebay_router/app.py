@@ -14,7 +14,6 @@ from starlette.types import Message, Receive, Scope, Send
 from forebay.authentication import Authenticator
 from forebay.clock import boot_ms
 from forebay.errors import (
-    AnswerTooLarge,
     BadKey,
     BadParameter,
     DeadlineExceeded,
@@ -89,9 +88,6 @@ _READ_PROBLEMS: tuple[type[Problem], ...] = (
     DeadlineExceeded,
 )
 
-_LIST_PROBLEMS = (*_READ_PROBLEMS, AnswerTooLarge)
-"""Lists of routers have no length, which HTTP/1.0 needs: they are collected."""
-
 _CHANGES_PROBLEMS = (
     BadKey,
     BadParameter,
@@ -136,10 +132,7 @@ def make_app(
         tickets=tickets,
         hosts=hosts,
         refusals=metrics.refusals,
-        limits=router.limits,
         max_key_bytes=router.settings.max_key_bytes,
-        max_answer_bytes=router.settings.max_answer_bytes,
-        request_timeout_ms=router.settings.request_timeout_ms,
         lifespan=lifespan,
     )
 
@@ -148,7 +141,7 @@ def make_app(
 
     for route in READ_ROUTES:
         endpoint = counted(route, _endpoint(router, route, metrics))
-        add_read_route(app, route, _READ_PROBLEMS if route.scan is None else _LIST_PROBLEMS, endpoint)
+        add_read_route(app, route, _READ_PROBLEMS, endpoint)
     add_batch_route(app, _READ_PROBLEMS, counted(BATCH_ROUTE, _batch_endpoint(router, metrics)))
     changes = counted(CHANGES_ROUTE, _changes_endpoint(router, metrics))
     add_changes_route(app, _CHANGES_PROBLEMS, changes)

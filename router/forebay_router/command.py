@@ -18,7 +18,7 @@ from forebay_router.processes.parent import run_router_processes
 from forebay_web.listeners import bound, warn_of_anonymous_access
 from forebay_web.processes.parent import RELAYED
 from forebay_web.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
-from forebay_web.server import allow_open_files, serve
+from forebay_web.server import Service, allow_open_files, serve
 from forebay_web.tls import listener_tls
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,6 @@ def run(settings: RouterSettings, place: ProcessSlot, inherited: Sequence[socket
     from forebay_web.application import cors_options
     from forebay_web.fast_path import addressed, guarded, make_protocol
     from forebay_web.hosts import allowed_hosts
-    from forebay_web.proxied_listener import ProxyHeaders
 
     authenticator = make_authenticator(settings.authenticator, settings.auth_tokens_file)
     tls = listener_tls(settings.tls_certificate_file, settings.tls_key_file)
@@ -60,22 +59,21 @@ def run(settings: RouterSettings, place: ProcessSlot, inherited: Sequence[socket
             warn_of_anonymous_access(settings.listen)
         running = Router(settings)
         log.info("router listens on %s", ", ".join(map(str, settings.listen)))
-        proxy_headers = ProxyHeaders(running.limits) if settings.proxy_protocol else None
-        metrics = RouterMetrics(running, proxy_headers)
+        metrics = RouterMetrics(running)
         hosts = allowed_hosts(settings.listen, settings.allowed_hosts)
+        protocol = make_protocol(
+            addressed(guarded(RouterFastPath(running, metrics), authenticator, metrics.refusals), hosts),
+            cors_options(settings.cors_allow_origins),
+            lambda: running.draining,
+            running.limits,
+        )
+        service = Service(make_app(running, metrics, authenticator, hosts, place), protocol, running.drain)
         serve(
-            make_app(running, metrics, authenticator, hosts, place),
+            lambda: service,
             [*listeners, *inherited],
+            running.limits,
             drain_ms=settings.drain_ms,
             shutdown_timeout_ms=settings.shutdown_timeout_ms,
-            on_drain=running.drain,
-            protocol=make_protocol(
-                addressed(guarded(RouterFastPath(running, metrics), authenticator, metrics.refusals), hosts),
-                cors_options(settings.cors_allow_origins),
-                lambda: running.draining,
-                running.limits,
-            ),
             tls=tls,
-            proxy_headers=proxy_headers,
             relays={} if place.is_single else RELAYED,
         )

@@ -19,7 +19,6 @@ from forebay_router.router import Router
 from forebay_router.upstream.replica_headers import reported_in
 from forebay_web.health.store_counts import StoreCounts
 from forebay_web.histogram import Histogram, combined
-from forebay_web.proxied_listener import ProxyHeaders
 from forebay_web.routes import BATCH_ROUTE
 
 _RECORDS = (0, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
@@ -80,9 +79,8 @@ def _problem_in(body: bytes) -> str:
 class RouterMetrics(Collector):
     """Counts reads, and collects the rest from the router at each scrape."""
 
-    def __init__(self, router: Router, proxy_headers: ProxyHeaders | None = None) -> None:
+    def __init__(self, router: Router) -> None:
         self._router = router
-        self._proxy_headers = proxy_headers
         self.refusals: Counter[int] = Counter()
         """Requests that the authenticator refused, by status."""
         self._reads: Counter[tuple[str, int, str]] = Counter()
@@ -189,15 +187,6 @@ class RouterMetrics(Collector):
         for status, count in list(self.refusals.items()):
             refusals.add_metric([str(status)], count)
         yield from (reads, results, refusals)
-        if self._proxy_headers is not None:
-            failures = CounterMetricFamily(
-                "forebay_router_proxy_header_failures",
-                "Connections closed for how they began, by proxy_protocol.",
-                labels=["reason"],
-            )
-            for reason, count in list(self._proxy_headers.failures.items()):
-                failures.add_metric([reason], count)
-            yield failures
         yield from self._lag.collect()
         took = HistogramMetricFamily(
             "forebay_router_answer_seconds",

@@ -142,10 +142,7 @@ def make_app(
         tickets=tickets,
         hosts=hosts,
         refusals=metrics.refusals,
-        limits=worker.limits,
         max_key_bytes=worker.settings.max_key_bytes,
-        max_answer_bytes=worker.settings.max_answer_bytes,
-        request_timeout_ms=worker.settings.request_timeout_ms,
         lifespan=lifespan,
     )
 

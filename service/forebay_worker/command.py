@@ -16,7 +16,7 @@ from forebay.settings import WorkerSettings
 from forebay_web.listeners import bound, warn_of_anonymous_access
 from forebay_web.processes.parent import RELAYED
 from forebay_web.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
-from forebay_web.server import advertised, allow_open_files, serve
+from forebay_web.server import Service, advertised, allow_open_files, serve
 from forebay_web.tls import listener_tls
 from forebay_worker.processes.parent import run_worker_processes
 from forebay_worker.state.process_directories import unused_state
@@ -49,7 +49,7 @@ def run(settings: WorkerSettings, place: ProcessSlot) -> None:
     from forebay_web.application import cors_options
     from forebay_web.fast_path import addressed, guarded, make_protocol
     from forebay_web.hosts import allowed_hosts
-    from forebay_web.startup_responder import answering_meanwhile
+    from forebay_web.limits import Limits
     from forebay_worker.app import make_app
     from forebay_worker.fast_path import WorkerFastPath
     from forebay_worker.metrics import WorkerMetrics
@@ -60,12 +60,14 @@ def run(settings: WorkerSettings, place: ProcessSlot) -> None:
     tls = listener_tls(settings.tls_certificate_file, settings.tls_key_file)
     host = advertised(settings.listen, settings.advertise)
     allow_open_files()
+    limits = Limits(settings)
     with contextlib.ExitStack() as stack:
         listeners = stack.enter_context(bound(settings.listen, settings.socket_group))
         if authenticator is None:
             warn_of_anonymous_access(settings.listen)
-        with answering_meanwhile(listeners, tls):
-            running = Worker(settings, host)
+
+        def start() -> Service:
+            running = Worker(settings, host, limits)
             stack.callback(_stop, running)
             metrics = WorkerMetrics(running)
             hosts = allowed_hosts(settings.listen, settings.allowed_hosts, running.host)
@@ -73,19 +75,22 @@ def run(settings: WorkerSettings, place: ProcessSlot) -> None:
             if place.number == 0:
                 _warn_of_unused_state(settings, running.topology.application_id, place.processes)
             running.start()
-        log.info("worker %s serves %s", running.host, running.topology.application_id)
-        serve(
-            app,
-            listeners,
-            drain_ms=settings.drain_ms,
-            shutdown_timeout_ms=settings.shutdown_timeout_ms,
-            on_drain=running.drain,
-            protocol=make_protocol(
+            log.info("worker %s serves %s", running.host, running.topology.application_id)
+            protocol = make_protocol(
                 addressed(guarded(WorkerFastPath(running, metrics), authenticator, metrics.refusals), hosts),
                 cors_options(settings.cors_allow_origins),
                 lambda: running.draining,
-                running.limits,
-            ),
+                limits,
+            )
+            return Service(app, protocol, running.drain)
+
+        serve(
+            start,
+            listeners,
+            limits,
+            listens_first=True,
+            drain_ms=settings.drain_ms,
+            shutdown_timeout_ms=settings.shutdown_timeout_ms,
             tls=tls,
             relays={} if place.is_single else RELAYED,
         )

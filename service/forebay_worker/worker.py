@@ -57,7 +57,7 @@ _DRAIN_POLL_S = 0.005
 class Worker:
     """One worker process's parts; raises ``ConfigurationError`` or ``ChangelogError`` if it cannot be created."""
 
-    def __init__(self, settings: WorkerSettings, host: HostInfo) -> None:
+    def __init__(self, settings: WorkerSettings, host: HostInfo, limits: Limits) -> None:
         self.settings = settings
         self.host = host
         self.topology = load_topology(settings.topology)
@@ -116,7 +116,7 @@ class Worker:
         )
         self.reads = Reads(self.admission, settings.max_answer_bytes)
         self.scans = Scans(self.admission)
-        self.limits = Limits(settings)
+        self.limits = limits
         self.waits = BoundedWaits(self.limits.waiting)
         self.streams = EventStreams(self.limits.streams)
         self.incarnation = self._directory.next_incarnation(int(epoch_ms()))

@@ -36,7 +36,7 @@ from forebay.wire.parameters import ReadParameters
 from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_router.cluster.worker_view import Report, WorkerView
 from forebay_router.router import Router
-from forebay_web.limits import Limit, Peer
+from forebay_web.limits import Limit, Limits, Peer
 from forebay_web.processes.peer_processes import SINGLE_PROCESS
 from forebay_web.tickets import verified
 from forebay_worker.app import _wait_ms
@@ -227,7 +227,8 @@ class Built:
         return RouterSettings(**load_settings("router", {name: str(value) for name, value in flags.items()}, {}))
 
     def worker(self, **changed: Any) -> Worker:
-        worker = Worker(self.worker_settings(**changed), HOST)
+        settings = self.worker_settings(**changed)
+        worker = Worker(settings, HOST, Limits(settings))
         self._ends.callback(worker.stop)
         return worker
 
@@ -705,7 +706,6 @@ ROUTER: dict[str, Shows | str] = {
     "worker_token_file": reads_with_its_token,
     "worker_token_networks": keeps_its_token_from_others,
     "worker_ca_file": reads_over_https,
-    "proxy_protocol": "A proxy is needed to show it: tests/end_to_end/test_proxy_protocol.py has one.",
 }
 CASES: dict[Tier, dict[str, Shows | str]] = {"worker": WORKER, "router": ROUTER}
 

@@ -232,20 +232,6 @@ def test_pipelined_batch_is_answered_in_its_turn(served):
             assert re.findall(rb'"key":"(\w+)"', b"".join(found)) == order
 
 
-UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "HTTP2-Settings: AAEAAEAA", "Upgrade: h2c")
-"""Headers that Java's own client sends with every request."""
-
-
-@pytest.mark.parametrize("cut", [0, 30, 160, -10])
-def test_protocol_upgrade_is_answered_in_http_1_1(served, cut):
-    _, worker, router = served
-    sent = post("/v1/stores/counts/batch-get", '{"keys": ["k1", "k2"]}', *UPGRADE)
-    sent += request("/v1/stores/counts/keys/k3", *UPGRADE) + request("/v1/stores/counts/keys/k4")
-    for address in (worker, router):
-        found = exchange(address, [sent[:cut], sent[cut:]] if cut else sent, 3)
-        assert re.findall(rb'"key":"(\w+)"', b"".join(found)) == [b"k1", b"k2", b"k3", b"k4"]
-
-
 def test_a_target_that_is_not_escaped_is_refused_by_name(served):
     _, worker, router = served
     for address in (worker, router):

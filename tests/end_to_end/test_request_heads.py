@@ -13,8 +13,10 @@ from tests.support.cluster import running_cluster
 TARGETS = {"hot": b"/v1/stores/counts/keys/k", "ordinary": b"/livez"}
 HOST = b"Host: x\r\n"
 ANY_HOST = ("--allowed-hosts", "*")
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
 BODY = b'{"keys":["k"]}'
 POST = b"POST /v1/stores/counts/batch-get HTTP/1.1\r\nHost: x\r\n"
+REQUEST = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
 
 
@@ -59,8 +61,10 @@ def exchange(address: str, sent: bytes) -> tuple[int, dict[str, object], bool]:
         (b"HTTP/1.1", b"Host: a/b\r\n", 400, "bad-request"),
         (b"HTTP/1.1", b"Host: a:x\r\n", 400, "bad-request"),
         (b"HTTP/1.1", b"Host: user@a\r\n", 400, "bad-request"),
-        (b"HTTP/0.9", HOST, 400, "bad-request"),
+        (b"HTTP/0.9", HOST, 505, "http-version-not-supported"),
+        (b"HTTP/1.2", HOST, 400, "bad-request"),
         (b"HTTP/2.0", HOST, 505, "http-version-not-supported"),
+        (b"HTTP/1.1", HOST + UPGRADE, 400, "bad-request"),
         (b"HTTP/1.1", HOST + b"Transfer-Encoding: gzip, chunked\r\n", 501, "transfer-coding-not-supported"),
         (b"HTTP/1.0", HOST + b"Transfer-Encoding: chunked\r\n", 400, "bad-request"),
     ],
@@ -77,7 +81,6 @@ def test_invalid_heads_are_refused_and_end_the_connection(served, tier, target, 
     ("version", "host"),
     [
         (b"HTTP/1.0", b""),
-        (b"HTTP/1.2", HOST),
         (b"HTTP/1.1", b"Host:\r\n"),
         (b"HTTP/1.1", b"Host: [fe80::1%eth0]:8080\r\n"),
         (b"HTTP/1.1", b"Host: a_b.example.:80 \r\n"),
@@ -91,7 +94,7 @@ def test_heads_that_are_unusual_are_read(served, tier, target, version, host):
 
 @pytest.mark.parametrize("tier", ["worker", "router"])
 def test_a_request_line_without_a_version_is_refused(served, tier):
-    assert exchange(getattr(served, tier), b"GET /livez\r\n\r\n")[::2] == (400, True)
+    assert exchange(getattr(served, tier), b"GET /livez\r\n\r\n")[::2] == (505, True)
 
 
 @pytest.mark.parametrize("tier", ["worker", "router"])
@@ -109,6 +112,15 @@ def test_a_request_line_without_a_version_is_refused(served, tier):
 def test_only_bodies_whose_end_is_plain_are_read(served, tier, headers, status):
     answer, _, closed = exchange(getattr(served, tier), POST + headers + b"\r\n" + CHUNKS)
     assert (answer, closed) == (status, status != 200)
+
+
+@pytest.mark.parametrize("tier", ["worker", "router"])
+def test_an_offer_to_speak_http_2_is_refused_with_its_body(served, tier):
+    """What follows the head is never read as another request."""
+    sent = POST + UPGRADE + b"Content-Length: %d\r\n\r\n" % len(REQUEST) + REQUEST
+    status, document, closed = exchange(getattr(served, tier), sent)
+    assert (status, closed) == (400, True)
+    assert "HTTP_1_1" in document["detail"]
 
 
 def test_answers_to_requests_before_a_refused_head_are_sent(served):

@@ -162,7 +162,6 @@ def test_answered_socket_is_refused_and_a_stale_one_replaced(served, tmp_path):
         wait_until(lambda: reads(client), "an answer of the successor")
     successor.send_signal(signal.SIGTERM)
     assert successor.wait(10) == 0
-    assert list(tmp_path.iterdir()) == []
 
 
 def answers(path: Path) -> bool:

@@ -10,11 +10,9 @@ from prometheus_client.registry import Collector
 
 from forebay.bearer_tokens import TokensFile
 from forebay.errors import NotReady, Problem
-from forebay.settings import RouterSettings, load_settings
 from forebay.streams_metadata import HostInfo
 from forebay_web.application import make_application
 from forebay_web.hosts import allowed_hosts
-from forebay_web.limits import Limits
 from forebay_web.tickets import Tickets, make_ticket_key
 from tests.support.tokens import header_of, token_of
 
@@ -38,10 +36,7 @@ async def readyz(tokens: Path | None, headers: dict[str, str]) -> httpx.Response
         tickets=Tickets(make_ticket_key, authenticator),
         hosts=allowed_hosts([HostInfo("127.0.0.1", 1)], ("here",)),
         refusals=Counter(),
-        limits=Limits(RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1"}, {}))),
         max_key_bytes=4_096,
-        max_answer_bytes=1 << 20,
-        request_timeout_ms=1_000,
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
         return await client.get("/readyz", headers=headers)

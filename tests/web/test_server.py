@@ -1,4 +1,3 @@
-import asyncio
 import subprocess
 import sys
 
@@ -7,14 +6,16 @@ from fastapi import FastAPI
 
 from forebay.errors import ListenAddressInUse
 from forebay.streams_metadata import HostInfo
-from forebay_web.server import advertised, bind, serve
+from forebay_web.server import advertised, bind
 from tests.support.cluster import free_port
+from tests.support.serving import serve_application
 
 HANGS = """
 import asyncio, contextlib, os, signal, threading
 from fastapi import FastAPI
 from forebay.streams_metadata import HostInfo
-from forebay_web.server import bind, serve
+from forebay_web.server import bind
+from tests.support.serving import serve_application
 @contextlib.asynccontextmanager
 async def lifespan(app):
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
@@ -22,7 +23,7 @@ async def lifespan(app):
 
 with bind(HostInfo("127.0.0.1", 0)) as listener:
     times = {"drain_ms": 0, "shutdown_timeout_ms": 1500}
-    serve(FastAPI(lifespan=lifespan), [listener], **times, on_drain=lambda: None, protocol=asyncio.Protocol)
+    serve_application(FastAPI(lifespan=lifespan), listener, **times)
     print("served", flush=True)
     threading.Event().wait(60)
 """
@@ -39,7 +40,8 @@ ENDED_AT_ONCE = """
 import asyncio, contextlib, os, signal
 from fastapi import FastAPI
 from forebay.streams_metadata import HostInfo
-from forebay_web.server import bind, serve
+from forebay_web.server import bind
+from tests.support.serving import serve_application
 @contextlib.asynccontextmanager
 async def lifespan(app):
     asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGTERM)
@@ -52,7 +54,7 @@ def again():
 
 with bind(HostInfo("127.0.0.1", 0)) as listener:
     times = {"drain_ms": 60_000, "shutdown_timeout_ms": 120_000}
-    serve(FastAPI(lifespan=lifespan), [listener], **times, on_drain=again, protocol=asyncio.Protocol)
+    serve_application(FastAPI(lifespan=lifespan), listener, on_drain=again, **times)
 """
 
 
@@ -67,7 +69,8 @@ WITHOUT_A_THREAD = """
 import asyncio, contextlib, os, signal, threading
 from fastapi import FastAPI
 from forebay.streams_metadata import HostInfo
-from forebay_web.server import bind, serve
+from forebay_web.server import bind
+from tests.support.serving import serve_application
 @contextlib.asynccontextmanager
 async def lifespan(app):
     asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGTERM)
@@ -80,7 +83,7 @@ def refuse(thread):
 threading.Timer.start = refuse
 with bind(HostInfo("127.0.0.1", 0)) as listener:
     times = {"drain_ms": 0, "shutdown_timeout_ms": 1500}
-    serve(FastAPI(lifespan=lifespan), [listener], **times, on_drain=lambda: None, protocol=asyncio.Protocol)
+    serve_application(FastAPI(lifespan=lifespan), listener, **times)
 """
 
 
@@ -96,21 +99,15 @@ def test_of_two_that_start_at_one_address_one_says_so_and_ends():
         # Nobody listened yet.
         first.listen()
         with pytest.raises(ListenAddressInUse, match=f"Cannot listen on {listen}: Address already in use"):
-            serve(
-                FastAPI(),
-                [second],
-                drain_ms=0,
-                shutdown_timeout_ms=2000,
-                on_drain=lambda: None,
-                protocol=asyncio.Protocol,
-            )
+            serve_application(FastAPI(), second, drain_ms=0, shutdown_timeout_ms=2000)
 
 
 COME_AT_ONCE = """
 import asyncio, os, signal, socket
 from fastapi import FastAPI
 from forebay.streams_metadata import HostInfo
-from forebay_web.server import bind, serve
+from forebay_web.server import bind
+from tests.support.serving import serve_application
 
 class Counted(asyncio.Protocol):
     turns = connections = 0
@@ -136,7 +133,7 @@ with bind(HostInfo("127.0.0.1", 0)) as listener:
     listener.listen(100)
     clients = [socket.create_connection(listener.getsockname()) for _ in range(80)]
     times = {"drain_ms": 0, "shutdown_timeout_ms": 5000}
-    serve(FastAPI(), [listener], **times, on_drain=lambda: None, protocol=Counted)
+    serve_application(FastAPI(), listener, Counted, **times)
 """
 
 

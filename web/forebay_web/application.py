@@ -44,9 +44,8 @@ from forebay.wire.batches import key_too_long
 from forebay.wire.parameters import split_query
 from forebay_web.api_page import add_api_page
 from forebay_web.hosts import AllowedHosts
-from forebay_web.http10 import WholeAnswers
 from forebay_web.large_answers import LargeAnswer, LargeResponse
-from forebay_web.limits import Held, Limits
+from forebay_web.limits import Held
 from forebay_web.request_guard import OPEN_PATHS, Guard, HostGuard, is_unknown
 from forebay_web.ticket_parameter import TicketParameter
 from forebay_web.tickets import Tickets, followed
@@ -242,10 +241,7 @@ def make_application(
     tickets: Tickets,
     hosts: AllowedHosts,
     refusals: Counter[int],
-    limits: Limits,
     max_key_bytes: int,
-    max_answer_bytes: int,
-    request_timeout_ms: int,
     lifespan: Any = None,
 ) -> FastAPI:
     """An application with the ops paths, problem answers and raw-path routing of both tiers.
@@ -268,7 +264,6 @@ def make_application(
     app.add_middleware(KeyLengths, max_key_bytes=max_key_bytes)
     if authenticator is not None:
         app.add_middleware(Guard, authenticator=authenticator, tickets=tickets, refusals=refusals)
-    app.add_middleware(WholeAnswers, limits=limits, max_answer_bytes=max_answer_bytes, piece_ms=request_timeout_ms)
     # Added after the guard, so it runs before that: a browser may read why it was refused.
     options = cors_options(cors_allow_origins)
     if options is not None:

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
-from forebay.errors import AnswerTooLarge, BodyTooLarge, InternalError, Problem
+from forebay.errors import AnswerTooLarge, BodyTooLarge, HttpVersionNotSupported, InternalError, Problem
 from forebay.wire.answer_schemas.components import reference
 from forebay.wire.answer_schemas.reads import BatchAnswer, KeyAnswer, list_answer
 from forebay.wire.batches import MOST_KEYS
@@ -105,6 +105,19 @@ def crashes_counted(path: str, endpoint: Endpoint, count: Callable[[str, int], N
     return counted
 
 
+def _without_length(endpoint: Endpoint) -> Endpoint:
+    """An endpoint whose answers have no length, which HTTP/1.0 needs (RFC 9112, section 7.1)."""
+
+    async def over_http_1_1(request: Request) -> Response:
+        if request.scope["http_version"] == "1.0":
+            raise HttpVersionNotSupported(
+                "Lists and streams need HTTP/1.1: behind nginx, set proxy_http_version 1.1."
+            )
+        return await endpoint(request)
+
+    return over_http_1_1
+
+
 def add_read_route(
     app: FastAPI,
     route: ReadRoute,
@@ -116,6 +129,8 @@ def add_read_route(
     """Add a GET route, and HEAD for its headers; a worker's takes ``WORKER_PARAMETERS`` too. Lists are read by
     POST, too, after a key that makes the cursor too long for a URL."""
     known = route.parameters | (WORKER_PARAMETERS if worker else frozenset())
+    if route.scan is not None:
+        endpoint, problems = _without_length(endpoint), (*problems, HttpVersionNotSupported)
     _add(app, route, "GET", problems, endpoint, known)
     if route.scan is not None:
         posted = replace(route, summary=f"{route.summary} after a long cursor")
@@ -135,7 +150,7 @@ def add_changes_route(
         "Server-sent events: `value`, with the members that a read of the key has; `absent`, without `value`; "
         "`lag` between changes; `problem` while no answer is possible. Ids are position tokens."
     )
-    _add(app, CHANGES_ROUTE, "GET", problems, endpoint, known, {"description": text}, (LAST_EVENT_ID_PARAMETER,))
+    _add_stream(app, CHANGES_ROUTE, problems, endpoint, known, text)
 
 
 def add_store_changes_route(
@@ -148,8 +163,19 @@ def add_store_changes_route(
         "`absent`, with one partition's items as its lists have them, and its provenance; `lag`, the worst of all "
         "partitions, once all that is known was sent; `problem` while partitions cannot be read."
     )
-    extra = {"description": text}
-    _add(app, STORE_CHANGES_ROUTE, "GET", problems, endpoint, known, extra, (LAST_EVENT_ID_PARAMETER,))
+    _add_stream(app, STORE_CHANGES_ROUTE, problems, endpoint, known, text)
+
+
+def _add_stream(
+    app: FastAPI,
+    route: ReadRoute,
+    problems: tuple[type[Problem], ...],
+    endpoint: Endpoint,
+    known: frozenset[str],
+    text: str,
+) -> None:
+    problems, extra = (*problems, HttpVersionNotSupported), {"description": text}
+    _add(app, route, "GET", problems, _without_length(endpoint), known, extra, (LAST_EVENT_ID_PARAMETER,))
 
 
 def add_batch_route(app: FastAPI, problems: tuple[type[Problem], ...], endpoint: Endpoint) -> None:

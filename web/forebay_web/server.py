@@ -13,9 +13,8 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from functools import partial
 from types import FrameType, MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,14 +28,13 @@ from forebay.wire.answers import problem_answer
 from forebay_web.application import respond
 from forebay_web.garbage_collection import GarbageCollection
 from forebay_web.limits import Held, Limits
-from forebay_web.proxied_listener import CountingListener, ProxyHeaders
-from forebay_web.proxy_header import Client
+from forebay_web.startup_gate import answer_while_starting, starting_protocol
+from forebay_web.tls_listener import TlsListener
 from forebay_web.unix_listeners import is_unix_listener
 
 log = logging.getLogger(__name__)
 
 _ACCEPTED_IN_A_TURN = 8
-_MOST_HANDSHAKE_S = 10.0
 
 
 def bind(listen: HostInfo, *, shared: bool = False, only_ipv6: bool = False) -> socket.socket:
@@ -115,12 +113,14 @@ def _machine_name() -> str:
 class Draining:
     """Adds ``Connection: close`` to every answer once draining, so that clients move on.
 
+    Its ``app`` is replaced once the process has started.
+
     To an identity it is not added: a router begins each connection with it, and has nothing else answered yet.
     A request that is cancelled then, since it takes longer than the process has left, gets a 503.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self) -> None:
+        self.app: ASGIApp = answer_while_starting
         self.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -135,7 +135,7 @@ class Draining:
             await send(message)
 
         try:
-            await self._app(scope, receive, send if started else send_closing)
+            await self.app(scope, receive, send if started else send_closing)
         except asyncio.CancelledError:
             if started or not self.draining:
                 raise
@@ -143,93 +143,92 @@ class Draining:
             await respond(problem_answer(problem))(scope, receive, send_closing)
 
 
-class HttpServer(uvicorn.Server):
-    """uvicorn, but on SIGTERM or SIGINT the listeners stay open for ``drain_ms`` before they close.
+class Service(NamedTuple):
+    """What a process serves once it has started; ``on_drain`` is called when it begins to drain."""
 
-    A second signal closes at once. ``relays`` are signals that mean one of the two. Whatever hangs, the process
-    ends within ``shutdown_timeout_ms``: that is as safe as a kill.
+    app: ASGIApp
+    protocol: type[asyncio.Protocol]
+    on_drain: Callable[[], None]
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn, but it starts a service first, and on SIGTERM or SIGINT the listeners stay open for ``drain_ms``.
+
+    A second signal closes at once, and one during the start ends the process. ``relays`` are signals that mean one
+    of the two. Whatever hangs, the process ends within ``shutdown_timeout_ms``: that is as safe as a kill.
     """
 
     def __init__(
         self,
         config: uvicorn.Config,
+        application: Draining,
+        start: Callable[[], Service],
+        *,
+        listens_first: bool,
         drain_ms: int,
         shutdown_timeout_ms: int,
-        on_drain: Callable[[], None],
         relays: Mapping[signal.Signals, signal.Signals],
-        proxy_headers: ProxyHeaders | None,
     ) -> None:
         super().__init__(config)
+        self._application = application
+        self._start = start
+        self._listens_first = listens_first
+        self._service: Service | None = None
         self._drain_s = drain_ms / 1000
         self._shutdown_timeout_s = shutdown_timeout_ms / 1000
-        self._on_drain = on_drain
         self._relays = relays
-        self._proxy_headers = proxy_headers
-        self._draining = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening; raises ``ListenAddressInUse`` if another process has done so since the address was
-        bound."""
+        """Start the service and listen; raises what its start does, and ``ListenAddressInUse`` if another process
+        has listened since the address was bound."""
         assert sockets is not None
-        listeners = [listener for listener in sockets if not is_unix_listener(listener)]
-        addresses = [HostInfo(*listener.getsockname()[:2]) for listener in listeners]
-        await super().startup([])
-        if self._proxy_headers is None:
-            await self._serve_direct(sockets)
-        else:
-            self._serve_counted(sockets, self._proxy_headers)
-        for listener, address in zip(listeners, addresses, strict=True):
-            # uvloop does not report that, and closes the socket.
-            if not _listens(listener):
-                await self.lifespan.shutdown()
-                raise cannot_listen(address, OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)))
+        servers = self.servers = []
+        try:
+            if self._listens_first:
+                await self._listen(sockets)
+            # Beside the event loop, which answers meanwhile.
+            service = self._service = await asyncio.to_thread(self._start)
+            self._application.app, self.config.http_protocol_class = service.app, service.protocol
+            await super().startup([])
+            self.servers = servers
+            if not self._listens_first:
+                await self._listen(sockets)
+        except BaseException:
+            # The end of uvloop would wait for whoever is connected.
+            self.servers, self.force_exit = servers, True
+            await self.shutdown(sockets)
+            raise
         GarbageCollection().begin(asyncio.get_running_loop())
 
-    async def _serve_direct(self, listeners: Iterable[socket.socket]) -> None:
-        """Serve sockets, with TLS those of TCP only; uvicorn would speak it on every socket."""
-        loop = asyncio.get_running_loop()
+    async def _listen(self, listeners: Iterable[socket.socket]) -> None:
         for listener in listeners:
-            if self.config.ssl is not None and not is_unix_listener(listener):
-                self._serve_counted([listener], None)
-                continue
-            server = await loop.create_server(self._make_protocol, sock=listener, backlog=self.config.backlog)
-            self.servers.append(server)
-
-    def _serve_counted(self, listeners: Iterable[socket.socket], headers: ProxyHeaders | None) -> None:
-        """Serve connections that begin with a header or a handshake, before which asyncio's servers show none."""
-        limits: Limits = self.config.http_protocol_class.limits  # type: ignore[attr-defined]
-        for listener in listeners:
-            tls = None if is_unix_listener(listener) else self.config.ssl
-            with contextlib.suppress(OSError):
+            try:
+                # uvloop does not report that it cannot.
                 listener.listen(self.config.backlog)
-            listening = CountingListener(listener, limits, headers, partial(self._take_over, tls))
-            listening.start()
-            self.servers.append(listening)  # type: ignore[arg-type]
+            except OSError as error:
+                raise cannot_listen(HostInfo(*listener.getsockname()[:2]), error) from None
+            listener.setblocking(False)
+            self.servers.append(await self._serve_on(listener))
 
-    async def _take_over(
-        self, tls: ssl.SSLContext | None, connection: socket.socket, client: Client | None, held: Held
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.connect_accepted_socket(
-            partial(self._make_protocol, client, held),
-            connection,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else _MOST_HANDSHAKE_S,
-        )
+    async def _serve_on(self, listener: socket.socket) -> asyncio.Server:
+        """Serve a socket, with TLS if it is one of TCP; uvicorn would speak it on every socket."""
+        if self.config.ssl is None or is_unix_listener(listener):
+            loop = asyncio.get_running_loop()
+            return await loop.create_server(self._make_protocol, sock=listener, backlog=self.config.backlog)
+        limits: Limits = self.config.http_protocol_class.limits  # type: ignore[attr-defined]
+        return TlsListener(listener, self.config.ssl, limits, self._make_protocol)  # type: ignore[return-value]
 
-    def _make_protocol(self, client: Client | None = None, held: Held | None = None) -> asyncio.Protocol:
+    def _make_protocol(self, held: Held | None = None) -> asyncio.Protocol:
         protocol: Any = self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
-        if client is not None:
-            protocol.proxied_client = client
         protocol.accepted = held
         return protocol  # type: ignore[no-any-return]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close listeners and connections, and let the application end."""
         await super().shutdown(sockets)
-        if self.force_exit:
+        if self.force_exit and self.started:
             # A forced exit in uvicorn skips that, and logs a traceback of what it cancels.
             await self.lifespan.shutdown()
 
@@ -243,12 +242,17 @@ class HttpServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; called by the signal handler."""
-        if self._draining:
+        if self._service is None:
+            # Nothing is served, and what is on disk bears a kill.
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
+            return
+        if self._application.draining:
             self.force_exit = self.should_exit = True
             return
-        self._draining = True
+        self._application.draining = True
         self._limit()
-        self._on_drain()
+        self._service.on_drain()
         loop = asyncio.get_event_loop()
         delay = 0.0 if sig == signal.SIGINT else self._drain_s
         log.info("%s: answering for %.1f s more, then stopping", signal.Signals(sig).name, delay)
@@ -274,39 +278,28 @@ def _end_process() -> None:
     os._exit(1)
 
 
-def _listens(listener: socket.socket) -> bool:
-    try:
-        return bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-    except OSError:
-        return False
-
-
 def serve(
-    app: ASGIApp,
+    start: Callable[[], Service],
     listeners: Sequence[socket.socket],
+    limits: Limits,
     *,
     drain_ms: int,
     shutdown_timeout_ms: int,
-    on_drain: Callable[[], None],
-    protocol: type[asyncio.Protocol],
+    listens_first: bool = False,
     tls: ssl.SSLContext | None = None,
     relays: Mapping[signal.Signals, signal.Signals] = MappingProxyType({}),
-    proxy_headers: ProxyHeaders | None = None,
 ) -> None:
-    """Serve until a signal ends it, then drain and return; raises ``ListenAddressInUse``.
+    """Start a service, serve it until a signal ends it, then drain and return.
 
-    With ``tls``, listeners of TCP speak HTTPS only. ``relays`` are signals that mean SIGTERM or SIGINT.
+    With ``listens_first`` it says meanwhile that it is not ready; otherwise it listens once it has started. With
+    ``tls``, listeners of TCP speak HTTPS only. ``relays`` are signals that mean SIGTERM or SIGINT. Raises what
+    ``start`` does, and ``ListenAddressInUse``.
     """
-    draining = Draining(app)
-
-    def begin_to_drain() -> None:
-        draining.draining = True
-        on_drain()
-
+    application = Draining()
     config = uvicorn.Config(
-        draining,
+        application,
         loop="uvloop",
-        http=protocol,
+        http=starting_protocol(limits),
         ws="none",
         lifespan="on",
         access_log=False,
@@ -324,6 +317,12 @@ def serve(
     # of clients that reconnect at once would wait for seconds. Each duplicate of the socket accepts one more.
     duplicates = [listener.dup() for listener in listeners for _ in range(_ACCEPTED_IN_A_TURN - 1)]
     ask_for_short_slices()
-    HttpServer(config, drain_ms, shutdown_timeout_ms, begin_to_drain, relays, proxy_headers).run(
-        sockets=[*listeners, *duplicates]
-    )
+    HttpServer(
+        config,
+        application,
+        start,
+        listens_first=listens_first,
+        drain_ms=drain_ms,
+        shutdown_timeout_ms=shutdown_timeout_ms,
+        relays=relays,
+    ).run(sockets=[*listeners, *duplicates])

@@ -100,8 +100,6 @@ def _check_together(values: Mapping[str, Any]) -> None:
         raise SettingError(f"advertise is {advertise}, which others cannot reach: give this machine's address.")
     if (values["tls_certificate_file"] is None) != (values["tls_key_file"] is None):
         raise SettingError("Of tls_certificate_file and tls_key_file there is only one; HTTPS needs both.")
-    if values.get("proxy_protocol") and not values["trusted_proxies"]:
-        raise SettingError("proxy_protocol needs trusted_proxies: the networks of the proxies that send headers.")
     _refuse_everybody(values)
     for name in values["allowed_hosts"]:
         if name != "*" and not re.fullmatch(r"[A-Za-z0-9._-]+", name):

@@ -396,14 +396,6 @@ SETTINGS: tuple[Setting, ...] = (
         "Networks of proxies, comma-separated, and `unix` for the Unix sockets: in their requests "
         "`X-Forwarded-For`, or `Forwarded`, names the client that limits count.",
     ),
-    Setting(
-        "proxy_protocol",
-        "boolean",
-        False,
-        ROUTER,
-        "Whether each connection from one of the `trusted_proxies` begins with a header of the PROXY protocol, "
-        "which names the client that limits count.",
-    ),
     Setting("cors_allow_origins", "names", (), BOTH, "Origins that browsers may read from, or `*`."),
     Setting(
         "tls_certificate_file",

@@ -94,7 +94,6 @@ class RouterSettings:
     shutdown_timeout_ms: int
     allowed_hosts: tuple[str, ...]
     trusted_proxies: tuple[str, ...]
-    proxy_protocol: bool
     cors_allow_origins: tuple[str, ...]
     tls_certificate_file: Path | None
     tls_key_file: Path | None

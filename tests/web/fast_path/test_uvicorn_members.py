@@ -30,7 +30,7 @@ OF_THE_PROTOCOL = {
         "scheme",
         "server_state",
     ),
-    *("timeout_keep_alive", "timeout_keep_alive_task", "transport", "url"),
+    *("timeout_keep_alive", "timeout_keep_alive_task", "transport"),
     # Called, or called by uvicorn.
     *("_start_asgi_task", "_unset_keepalive_if_required", "connection_lost", "connection_made", "data_received"),
     *("eof_received", "on_headers_complete", "on_message_begin", "on_message_complete", "on_response_complete"),
@@ -40,7 +40,7 @@ OF_ITS_CYCLE = {"disconnected", "message_event", "response_complete", "scope"}
 OF_ITS_FLOW = {"pause_reading", "write_paused"}
 OF_THE_SERVER = {
     *("capture_signals", "config", "force_exit", "handle_exit", "lifespan", "server_state", "servers"),
-    *("should_exit", "shutdown", "startup"),
+    *("should_exit", "shutdown", "started", "startup"),
 }
 
 

@@ -1,8 +1,7 @@
 """Judges the header block of a request: whether it is ordinary, and its relevant contents.
 
 Full HTTP parsers read everything judged ordinary here the same way; a transfer coding, an expectation,
-``Connection: close`` or an odd byte is left to them, so that request smuggling is impossible here. An offer to
-speak HTTP/2, which Java's own client makes with every request, is ordinary, and declined (RFC 9110, section 7.8).
+``Connection: close`` or an odd byte is left to them, so that request smuggling is impossible here.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ from forebay_web.forwarding import forwarded_chain
 
 _HEADER = re.compile(rb"([A-Za-z0-9!#$%&'*+\-.^_`|~]+):[ \t]*+([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?[ \t]*")
 _LENGTH = re.compile(rb"0|[1-9][0-9]{0,8}")
-_LEFT_TO_THE_PARSER = frozenset({b"transfer-encoding", b"expect", b"te", b"trailer"})
+_LEFT_TO_THE_PARSER = frozenset({b"transfer-encoding", b"expect", b"te", b"trailer", b"upgrade"})
 _ORDINARY_VALUES = {
-    b"connection": frozenset({b"keep-alive", b"upgrade", b"http2-settings"}),
+    b"connection": frozenset({b"keep-alive"}),
     # Some parsers read it as the one above.
     b"proxy-connection": frozenset({b"keep-alive"}),
-    b"upgrade": frozenset({b"h2c"}),
 }
 """The elements that these may list; others are left to the parser."""
 _FRAMES = FRAMES_MEDIA_TYPE.encode()

@@ -20,13 +20,19 @@ def is_host(value: bytes) -> bool:
     return _HOST.fullmatch(value) is not None
 
 
-def refusal_of_head(version: str, headers: Iterable[tuple[bytes, bytes]]) -> Problem | None:
-    """Why a head is refused, None if it is not; ``version`` is such as ``1.1``, header names are in lower case."""
+def refusal_of_head(version: str, headers: Iterable[tuple[bytes, bytes]], *, upgrades: bool) -> Problem | None:
+    """Why a head is refused, None if it is not; ``version`` is such as ``1.1``, header names are in lower case.
+
+    One that ``upgrades`` offers to speak another protocol, after which the parser reads no body.
+    """
     major, _, minor = version.partition(".")
-    if major == "0":
-        return BadRequest("HTTP before 1.0 is not understood: end the request line with HTTP/1.1.")
     if major != "1":
         return HttpVersionNotSupported(f"HTTP/{version} is not spoken here; use HTTP/1.1.")
+    if upgrades:
+        return BadRequest(
+            "No other protocol is spoken here: send no Upgrade header, as Java's HttpClient does not once it is "
+            "built with version(HTTP_1_1)."
+        )
     hosts = [value.strip(b" \t") for name, value in headers if name == b"host"]
     if len(hosts) > 1 or (not hosts and minor != "0"):
         return BadRequest(f"The request has {len(hosts)} Host headers; send one.")

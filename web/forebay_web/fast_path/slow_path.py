@@ -15,7 +15,6 @@ from forebay.wire.answers import problem_answer
 from forebay_web.fast_path.heads import refusal_of_head
 from forebay_web.fast_path.pending import render
 from forebay_web.fast_path.slow_peer import SlowPeerWatch
-from forebay_web.fast_path.upgrade import head_without_upgrade
 from forebay_web.forwarding import LOCAL_USER
 
 _MOST_HEAD_BYTES = 64 << 10
@@ -36,17 +35,13 @@ class SlowPathProtocol(HttpToolsProtocol):
     """Parses requests for the framework.
 
     A peer that sends no whole request, or takes nothing, is dropped in time. Bytes that are no request are refused
-    with a problem, once those before them are answered. Offers to speak another protocol are ignored.
+    with a problem, once those before them are answered.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Later versions of HTTP/1 are answered as 1.1; others are refused with their own status.
-        self.parser.set_dangerous_leniencies(lenient_version=True)
-        self.proxied_client: tuple[str, int] | None = None
-        """For whom a trusted proxy opened the connection, if its header said so."""
         self._head_refusal: Problem | None = None
-        self._in_message = self._in_head = self._upgrading = False
+        self._in_message = self._in_head = False
         self._patience: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._head_begun = False
@@ -61,7 +56,7 @@ class SlowPathProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request, though not for ever."""
         super().connection_made(transport)
-        self.client = self.proxied_client or self.client or _local_client(transport)
+        self.client = self.client or _local_client(transport)
         self._slow_peer = SlowPeerWatch(self.loop, transport)
         self._be_patient()
 
@@ -113,19 +108,12 @@ class SlowPathProtocol(HttpToolsProtocol):
     def _feed(self, data: memoryview) -> bool:
         """Have it parsed; returns whether what follows is HTTP."""
         self._unset_keepalive_if_required()
-        pieces = [data]
-        while pieces:
-            piece = pieces.pop()
-            try:
-                self.parser.feed_data(piece)
-            except httptools.HttpParserError:
-                text = _NO_HTTP_BUT_FOR_ESCAPES if _has_raw_target(piece) else _NO_HTTP
-                self._refuse(self._head_refusal or BadRequest(text))
-                return False
-            except httptools.HttpParserUpgrade as upgrade:
-                if not self._upgrading:
-                    return False
-                pieces += [piece[upgrade.args[0] :], memoryview(self._begin_without_upgrade())]
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            text = _NO_HTTP_BUT_FOR_ESCAPES if _has_raw_target(data) else _NO_HTTP
+            self._refuse(self._head_refusal or BadRequest(text))
+            return False
         if (
             not self._in_message
             and (self.cycle is None or self.cycle.response_complete)
@@ -134,13 +122,6 @@ class SlowPathProtocol(HttpToolsProtocol):
             # It was empty lines only, which begin no request.
             self._be_patient()
         return True
-
-    def _begin_without_upgrade(self) -> bytes:
-        """Start with a new parser; returns what it must read first."""
-        parser, self._upgrading = self.parser, False
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True, lenient_version=True)
-        return head_without_upgrade(parser.get_method(), self.url, parser.get_http_version(), self.headers)
 
     def pause_writing(self) -> None:
         """Too much waits for the peer: it is dropped unless it reads some of it in time."""
@@ -229,10 +210,8 @@ class SlowPathProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The parser has read the head: anything after the body is not part of it."""
-        self._upgrading = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
-        if self._upgrading:
-            return
-        self._head_refusal = refusal_of_head(self.parser.get_http_version(), self.headers)
+        version, upgrades = self.parser.get_http_version(), self.parser.should_upgrade()
+        self._head_refusal = refusal_of_head(version, self.headers, upgrades=upgrades)
         if self._head_refusal is not None:
             # The parser ends with it.
             raise self._head_refusal
@@ -243,8 +222,6 @@ class SlowPathProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The parser has read a complete request."""
-        if self._upgrading:
-            return
         self._in_message = False
         self._end_patience()
         super().on_message_complete()
