@@ -64,7 +64,6 @@ def exchange(address: str, sent: bytes) -> tuple[int, dict[str, object], bool]:
         (b"HTTP/0.9", HOST, 505, "http-version-not-supported"),
         (b"HTTP/1.2", HOST, 400, "bad-request"),
         (b"HTTP/2.0", HOST, 505, "http-version-not-supported"),
-        (b"HTTP/1.1", HOST + UPGRADE, 400, "bad-request"),
         (b"HTTP/1.1", HOST + b"Transfer-Encoding: gzip, chunked\r\n", 501, "transfer-coding-not-supported"),
         (b"HTTP/1.0", HOST + b"Transfer-Encoding: chunked\r\n", 400, "bad-request"),
     ],
@@ -112,6 +111,19 @@ def test_a_request_line_without_a_version_is_refused(served, tier):
 def test_only_bodies_whose_end_is_plain_are_read(served, tier, headers, status):
     answer, _, closed = exchange(getattr(served, tier), POST + headers + b"\r\n" + CHUNKS)
     assert (answer, closed) == (status, status != 200)
+
+
+@pytest.mark.parametrize("tier", ["worker", "router"])
+def test_offers_to_speak_http_2_are_ignored(served, tier):
+    """As Java's HttpClient makes them, on a connection that it keeps."""
+    host, port = getattr(served, tier).rsplit(":", 1)
+    offer = b"GET /v1/stores/counts/keys/k1 HTTP/1.1\r\n%b%b\r\n" % (HOST, UPGRADE)
+    with socket.create_connection((host, int(port)), timeout=10) as client, client.makefile("rb") as received:
+        client.sendall(offer * 3 + b"GET /livez HTTP/1.1\r\nConnection: close\r\n%b\r\n" % HOST)
+        whole = received.read()
+    assert re.findall(rb"HTTP/1\.1 (\d+)", whole)[-1] == b"200"
+    assert len(re.findall(rb"HTTP/1\.1 \d+", whole)) == 4
+    assert b" 400 " not in whole
 
 
 @pytest.mark.parametrize("tier", ["worker", "router"])

@@ -23,15 +23,15 @@ def is_host(value: bytes) -> bool:
 def refusal_of_head(version: str, headers: Iterable[tuple[bytes, bytes]], *, upgrades: bool) -> Problem | None:
     """Why a head is refused, None if it is not; ``version`` is such as ``1.1``, header names are in lower case.
 
-    One that ``upgrades`` offers to speak another protocol, after which the parser reads no body.
+    One that ``upgrades`` offers to speak another protocol and has a body, which the parser does not read then.
     """
     major, _, minor = version.partition(".")
     if major != "1":
         return HttpVersionNotSupported(f"HTTP/{version} is not spoken here; use HTTP/1.1.")
     if upgrades:
         return BadRequest(
-            "No other protocol is spoken here: send no Upgrade header, as Java's HttpClient does not once it is "
-            "built with version(HTTP_1_1)."
+            "No other protocol is spoken here: send no Upgrade header with a body, as Java's HttpClient does not "
+            "once it is built with version(HTTP_1_1)."
         )
     hosts = [value.strip(b" \t") for name, value in headers if name == b"host"]
     if len(hosts) > 1 or (not hosts and minor != "0"):

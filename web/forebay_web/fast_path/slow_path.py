@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterable
 from typing import Any
 
 import httptools
@@ -109,7 +110,7 @@ class SlowPathProtocol(HttpToolsProtocol):
         """Have it parsed; returns whether what follows is HTTP."""
         self._unset_keepalive_if_required()
         try:
-            self.parser.feed_data(data)
+            self._parse_pipelined(data)
         except httptools.HttpParserError:
             text = _NO_HTTP_BUT_FOR_ESCAPES if _has_raw_target(data) else _NO_HTTP
             self._refuse(self._head_refusal or BadRequest(text))
@@ -122,6 +123,16 @@ class SlowPathProtocol(HttpToolsProtocol):
             # It was empty lines only, which begin no request.
             self._be_patient()
         return True
+
+    def _parse_pipelined(self, data: memoryview) -> None:
+        """Ignore offers to speak another protocol, after which the parser reads nothing more."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                self.parser = httptools.HttpRequestParser(self)
+                data = data[upgrade.args[0] :]
 
     def pause_writing(self) -> None:
         """Too much waits for the peer: it is dropped unless it reads some of it in time."""
@@ -210,8 +221,9 @@ class SlowPathProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The parser has read the head: anything after the body is not part of it."""
-        version, upgrades = self.parser.get_http_version(), self.parser.should_upgrade()
-        self._head_refusal = refusal_of_head(version, self.headers, upgrades=upgrades)
+        parser = self.parser
+        upgrades = parser.should_upgrade() and (parser.get_method() == b"CONNECT" or _has_body(self.headers))
+        self._head_refusal = refusal_of_head(parser.get_http_version(), self.headers, upgrades=upgrades)
         if self._head_refusal is not None:
             # The parser ends with it.
             raise self._head_refusal
@@ -274,6 +286,12 @@ def _local_client(transport: asyncio.Transport) -> tuple[str, int] | None:
         return None
     user = peer_user(connection)
     return None if user is None else (f"{LOCAL_USER}{user}", 0)
+
+
+def _has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers
+    )
 
 
 def _has_raw_target(data: memoryview) -> bool:
