@@ -133,15 +133,17 @@ async def hang_up(reading: Reading) -> None:
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(3):
             received, sent = await asyncio.open_connection(host, int(port))
-            sent.write(chooser.choice((get, get, post + body, get[: len(get) // 2])))
-            with contextlib.suppress(TimeoutError):
+            try:
+                sent.write(chooser.choice((get, get, post + body, get[: len(get) // 2])))
                 await asyncio.wait_for(
                     received.read(chooser.choice((1, 100_000))), chooser.choice((0.0, 0.02, 0.2))
                 )
-            if chooser.random() < 0.5:
-                sent.transport.abort()
-            else:
-                sent.close()
+            finally:
+                # Also at the end of the run, which cancels it.
+                if chooser.random() < 0.5:
+                    sent.transport.abort()
+                else:
+                    sent.close()
 
 
 class SessionReader:
