@@ -14,6 +14,7 @@ from tests.chaos.promises import (
     CHANGE_WITHIN_MS,
     GENEROUS,
     LAG_WITHIN_MS,
+    OF_POSITIONS,
     OF_ROUTERS,
     OF_THE_LOG,
     OUT_OF_CALM_MS,
@@ -31,7 +32,7 @@ def unavailable(history: History) -> Iterator[Violation]:
     for read in history.reads:
         if read.status in ANSWERED or read.tier != "router" or read.kind == "change" or read.followed is not None:
             continue
-        if read.problem == "position-not-reached" or read.require_active or read.min_position:
+        if read.problem in OF_POSITIONS or read.require_active or read.min_position:
             continue
         if not all(bound >= GENEROUS[name] for name, bound in read.bounds.items()):
             continue
@@ -87,7 +88,9 @@ def _missed_by(fold: Fold, calms: list[Calm], events: list[Read]) -> Iterator[Vi
         return
     first, partition = shown[0]
     ((item, _),) = first.items
-    versions = fold.partition(first.store, partition).history(item)
+    eras = fold.partition(first.store, partition)
+    # Nobody has to be shown what was lost.
+    versions = eras.newest.history(item)
     times = [read.received_ms for read, _ in shown]
     positions = [max(portion.position for portion in read.portions.values()) for read, _ in shown]
     for index in versions.committed_between(events[0].received_ms, events[-1].received_ms):
@@ -100,7 +103,8 @@ def _missed_by(fold: Fold, calms: list[Calm], events: list[Read]) -> Iterator[Vi
             continue
         if _is_interrupted(events, version.committed_ms, due_ms):
             continue
-        seen = max(positions[: bisect.bisect_right(times, due_ms)], default=0)
+        since = bisect.bisect_left(times, eras.began_ms(version.committed_ms))
+        seen = max(positions[since : bisect.bisect_right(times, due_ms)], default=0)
         if seen <= version.offset:
             yield Violation("missed-change", f"{item} of offset {version.offset}", first)
 

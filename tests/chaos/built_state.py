@@ -2,17 +2,20 @@
 
 Each item that a follower shows is right for positions up to the item's next change. So a heap of those positions
 tells, at each offset that the stream claims, whether anything that was due is missing: linear but for a logarithm.
+
+After a log was cut, a replica may send the store as it was, until it has found the log again. So a
+partition is followed in every era that it may be of, and an era that does not explain what is sent is ruled out.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from tests.chaos.fold import Fold, PartitionFold
-from tests.chaos.history import Followed, Item, Reached, Read
+from tests.chaos.fold import Eras, Fold, PartitionFold
+from tests.chaos.history import Followed, Item, Reached, Read, named_ms
 from tests.chaos.promises import CLOCK_SLACK_MS, END_OFFSET_MAX_AGE_MS, LAG_FRESH_MS, Violation
 
 _ANY = 1 << 62
@@ -33,16 +36,17 @@ class BuiltState:
 
     def __init__(self, fold: Fold, store: str, followed: Followed) -> None:
         self._fold, self._store, self._followed = fold, store, followed
-        self._parts: dict[int, BuiltPartition] = {}
+        self._parts: dict[int, list[BuiltPartition]] = {}
+        """Of each partition one for each era that it may be of, the last first."""
 
     def take(self, read: Read, followed: Followed) -> Iterator[Violation]:
         """Follow one event, and judge what was built then."""
         match followed.event:
             case "opened":
-                self._open(followed)
+                self._open(read, followed)
             case "reset":
                 for partition in followed.partitions:
-                    self._part(partition).reset()
+                    self._reset(partition, read)
             case "values" | "absent":
                 yield from self._show(read)
             case "lag":
@@ -50,41 +54,69 @@ class BuiltState:
         if followed.event not in ("opened", "ended") and followed.reached is not None:
             yield from self._check_id(read, followed.reached)
 
-    def _part(self, partition: int) -> BuiltPartition:
+    def _possible(self, partition: int, read: Read) -> list[BuiltPartition]:
+        eras = self._fold.partition(self._store, partition)
         if partition not in self._parts:
-            log = self._fold.partition(self._store, partition)
-            self._parts[partition] = BuiltPartition(log, self._store, self._followed)
+            part = BuiltPartition(eras, eras.at(read.received_ms), self._store, self._followed)
+            self._parts[partition] = part.in_eras(0, part.era)
         return self._parts[partition]
 
-    def _open(self, followed: Followed) -> None:
+    def _judged(
+        self, partition: int, read: Read, judge: Callable[[BuiltPartition], Iterable[Violation]], named_ms: float
+    ) -> list[Violation]:
+        """What is wrong of a partition in the last era that it may be of, unless nothing is in an earlier one.
+
+        A lag names a time, and excludes the eras before that.
+        """
+        possible = self._possible(partition, read)
+        first = possible[0].eras.at(named_ms - LAG_FRESH_MS)
+        possible = [part for part in possible if part.era >= first]
+        if not possible:
+            self._reset(partition, read)
+            return [
+                Violation("missing-reset", f"partition {partition} is as it was before records were lost", read)
+            ]
+        tried = [(part, list(judge(part))) for part in possible]
+        self._parts[partition] = [part for part, violations in tried if not violations] or possible[:1]
+        return min((violations for _, violations in tried), key=bool)
+
+    def _reset(self, partition: int, read: Read) -> None:
+        part, *_ = self._possible(partition, read)
+        part.reset()
+        self._parts[partition] = part.in_eras(0, part.eras.at(read.received_ms))
+
+    def _open(self, read: Read, followed: Followed) -> None:
         """A new connection: what the id does not have whole, the service is to send again."""
         reached = followed.reached or {}
-        for partition, part in self._parts.items():
+        for partition, (part, *others) in self._parts.items():
+            present = part.eras.at(read.received_ms)
             if partition not in reached or not reached[partition].since:
-                part.forget()
+                for one in (part, *others):
+                    one.forget()
+            elif part.era < present and reached[partition].upper <= part.eras.common_end(part.era, present):
+                self._parts[partition] = part.in_eras(part.era, present)
 
     def _show(self, read: Read) -> Iterator[Violation]:
         ((partition, portion),) = read.portions.items()
-        part = self._part(partition)
-        if not part.known:
-            yield Violation("missing-reset", f"partition {partition} was neither reset nor resumed", read)
-            part.reset()
-        for item, value in read.items:
-            if not self._followed.covers(item):
-                yield Violation("unfollowed-item", f"{item} is not followed", read)
-            elif not part.show(item, value, portion.position):
-                yield Violation("went-back", f"{item} is older than it was shown before", read)
+
+        def judge(part: BuiltPartition) -> Iterator[Violation]:
+            if not part.known:
+                yield Violation("missing-reset", f"partition {partition} was neither reset nor resumed", read)
+                part.reset()
+            for item, value in read.items:
+                if not self._followed.covers(item):
+                    yield Violation("unfollowed-item", f"{item} is not followed", read)
+                elif not part.show(item, value, portion.position):
+                    yield Violation("went-back", f"{item} is older than it was shown before", read)
+
+        yield from self._judged(partition, read, judge, portion.named_ms(read.received_ms))
 
     def _check_id(self, read: Read, reached: Mapping[int, Reached]) -> Iterator[Violation]:
         for partition, offsets in reached.items():
-            part = self._part(partition)
-            if not offsets.since:
-                continue
-            if not part.known:
-                yield Violation("missing-reset", f"the id has partition {partition}, which was never sent", read)
-                part.reset()
-            part.complete(offsets.upper)
-            yield from _missing(part, read, offsets.since, offsets.upper)
+            if offsets.since:
+                detail = f"the id has partition {partition}, which was never sent"
+                unknown = Violation("missing-reset", detail, read)
+                yield from self._check_sent(partition, unknown, offsets.upper, offsets.since)
 
     def _check_lag(self, read: Read, followed: Followed) -> Iterator[Violation]:
         figures, reached = _figures(followed), followed.reached
@@ -93,13 +125,31 @@ class BuiltState:
             if figure is None or figure > bound:
                 yield Violation("beyond-bounds", f"{name}={bound}, and the figure is {figure}", read)
         for partition in self._stated(read, followed):
-            part = self._part(partition)
-            if not part.known:
-                yield Violation("missing-change", f"the state of partition {partition} was never sent", read)
-                part.reset()
             upper = reached[partition].upper if reached and partition in reached else _ANY
+            unknown = Violation("missing-change", f"the state of partition {partition} was never sent", read)
+            yield from self._check_sent(partition, unknown, upper)
+
+    def _check_sent(
+        self, partition: int, unknown: Violation, upper: int, since: int | None = None
+    ) -> list[Violation]:
+        """What was not sent of what is before an offset, by default the one that the lag names.
+
+        ``unknown`` is the violation if nothing was.
+        """
+        read = unknown.read
+        assert read is not None
+        assert read.followed is not None
+        followed = read.followed
+
+        def judge(part: BuiltPartition) -> Iterator[Violation]:
+            if not part.known:
+                yield unknown
+                part.reset()
             part.complete(upper)
-            yield from _missing(part, read, _floor(part.log, read, followed), upper)
+            yield from _missing(part, read, _floor(part.log, read, followed) if since is None else since, upper)
+
+        named = named_ms(read.received_ms, *_figures(followed).values()) if since is None else -math.inf
+        return self._judged(partition, read, judge, named)
 
     def _stated(self, read: Read, followed: Followed) -> Iterable[int]:
         """The partitions of which a lag speaks: all that are followed, at a worker those that it holds."""
@@ -109,10 +159,12 @@ class BuiltState:
 
 
 class BuiltPartition:
-    """What a follower has of one partition."""
+    """What a follower has of one partition, if its log is as it was in an era."""
 
-    def __init__(self, log: PartitionFold, store: str, followed: Followed) -> None:
-        self.log = log
+    def __init__(self, eras: Eras, era: int, store: str, followed: Followed) -> None:
+        self.eras, self.era = eras, era
+        self.log = log = eras.logs[era]
+        self._store, self._followed = store, followed
         self.known = False
         """Whether its state was sent, or is being sent."""
         items = log.keys if store == VERSIONED else log.items
@@ -124,6 +176,19 @@ class BuiltPartition:
         self._until: dict[Item, float] = {}
         """The position up to which what is shown is right."""
         self._heap: list[tuple[float, Item]] = []
+
+    def in_eras(self, first: int, last: int) -> list[BuiltPartition]:
+        """The same in some eras, the last first, all of which have what is shown."""
+        return [self._in_era(era) for era in range(last, first - 1, -1)]
+
+    def _in_era(self, era: int) -> BuiltPartition:
+        other = BuiltPartition(self.eras, era, self._store, self._followed)
+        end = self.eras.common_end(self.era, era)
+        other.known, other._is_complete = self.known, self._is_complete
+        other._seen = {item: min(i, other.log.history(item).index_at(end)) for item, i in self._seen.items()}
+        for item, index in self._shown.items():
+            other._show_version(item, index)
+        return other
 
     def forget(self) -> None:
         """Nothing is shown any more."""

@@ -6,13 +6,14 @@ of operations to be searched for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from tests.chaos.availability import is_within, missed_changes, silent_streams, unavailable
 from tests.chaos.built_state import built_states
-from tests.chaos.fold import Fold, ItemHistory, PartitionFold
+from tests.chaos.fold import Eras, Fold, ItemHistory, PartitionFold
 from tests.chaos.history import Calm, History, Item, Portion, Read, Scope
 from tests.chaos.promises import (
     ANSWERED,
@@ -32,8 +33,20 @@ from tests.chaos.promises import (
 class Floor:
     """What a position must have reached, and the violation if it has not."""
 
-    position: int
+    position: float
+    """Infinite if nothing can reach it any more."""
     kind: str
+
+
+class Seen(NamedTuple):
+    """Up to where a session has seen a partition, and in which era of its log."""
+
+    era: int
+    position: float
+
+
+Sessions: TypeAlias = dict[tuple[str, str, int], Seen]
+"""What each session has seen, by store and partition."""
 
 
 def check(history: History) -> list[Violation]:
@@ -42,9 +55,9 @@ def check(history: History) -> list[Violation]:
     What an overloaded machine did late, or not at all, is none. What it answered is judged as ever.
     """
     history = _with_time(history)
-    fold = Fold(history.records)
+    fold = Fold(history.records, history.cuts)
     violations = [Violation(found.kind, found.detail) for found in history.findings if found.kind in KINDS]
-    sessions: dict[tuple[str, str, int], int] = {}
+    sessions: Sessions = {}
     reads = [_timed(history.calms, read) for read in sorted(history.reads, key=lambda read: read.received_ms)]
     for read in reads:
         violations += check_read(fold, read, sessions)
@@ -74,19 +87,21 @@ def _timed(calms: list[Calm], read: Read) -> Read:
     return replace(read, sent_ms=made_ms)
 
 
-def check_read(fold: Fold, read: Read, sessions: dict[tuple[str, str, int], int]) -> Iterator[Violation]:
-    """The violations of one answer; ``sessions`` holds what each session has seen, by store and partition."""
+def check_read(fold: Fold, read: Read, sessions: Sessions) -> Iterator[Violation]:
+    """The violations of one answer."""
     if read.status != 0 and read.problem not in EXPECTED.get(read.status, ()):
         yield Violation("undocumented-status", f"{read.status} {read.problem}", read)
     elif read.status == 421 and read.tier == "router":
         yield Violation("undocumented-status", "421 from a router", read)
+    elif read.status == 409 and not fold.was_cut(read.store, read.received_ms):
+        yield Violation("undocumented-status", "409, though nothing was lost", read)
     if read.status not in ANSWERED:
         return
     yield from _beyond_bounds(read)
     if read.scope is not None:
         yield from _disordered(read)
     for partition, portion in read.portions.items():
-        yield from _check_portion(fold, read, partition, portion, sessions)
+        yield from _check_in_an_era(fold, read, partition, portion, sessions)
 
 
 def _beyond_bounds(read: Read) -> Iterator[Violation]:
@@ -109,17 +124,47 @@ def _disordered(read: Read) -> Iterator[Violation]:
         yield Violation("disordered-list", f"{strangers[0]} is outside the range", read)
 
 
+def _check_in_an_era(
+    fold: Fold, read: Read, partition: int, portion: Portion, sessions: Sessions
+) -> list[Violation]:
+    """The violations in the last era that an answer may be of, unless it has none in an earlier one.
+
+    Who has not found the log again has the store as it was before records were lost, and at most a lag since then.
+    """
+    key, eras = (read.session, read.store, partition), fold.partition(read.store, partition)
+    first, last = eras.at(portion.named_ms(read.sent_ms)), eras.at(read.received_ms)
+    tried: list[tuple[list[Violation], Sessions]] = []
+    for era in range(last, first - 1, -1):
+        own = {key: sessions.get(key, Seen(era, 0))} if read.session else {}
+        tried.append((list(_check_portion(fold, era, read, partition, portion, own)), own))
+        if not tried[-1][0]:
+            break
+    violations, own = min(tried, key=lambda one: bool(one[0]))
+    sessions |= own
+    return violations
+
+
 def _check_portion(
-    fold: Fold, read: Read, partition: int, portion: Portion, sessions: dict[tuple[str, str, int], int]
+    fold: Fold, era: int, read: Read, partition: int, portion: Portion, sessions: Sessions
 ) -> Iterator[Violation]:
-    log = fold.partition(read.store, partition)
-    floors = _floors(log, read, partition, portion)
+    eras = fold.partition(read.store, partition)
+    log = eras.logs[era]
+    # Without an epoch it is the same offset in all eras.
+    wanted_era = era if read.position_ms is None else eras.at(read.position_ms)
+    wanted = Seen(wanted_era, read.min_position.get(partition, 0))
+    floors = [Floor(_due(eras, era, read, wanted), "position-not-reached")]
+    floors += _floors(log, read, portion)
     for floor in floors:
         if portion.position < floor.position:
             yield Violation(floor.kind, f"position {portion.position}, but {floor.position} is due", read)
     seen = (read.session, read.store, partition)
     if read.session:
-        floors.append(Floor(sessions.get(seen, 0), "went-back"))
+        due = _due(eras, era, read, sessions[seen])
+        if due == math.inf:
+            yield Violation("went-back", "answered, though what the session has seen is lost", read)
+            due = 0
+        floors.append(Floor(due, "went-back"))
+        sessions[seen] = Seen(era, due)
     if (read.status == 404 or read.scope is not None) and _is_cold(log, read, portion):
         kind = "silent-miss" if read.status == 404 else "short-list"
         yield Violation(kind, f"by a replica that lacks {portion.record_lag} records, all that there are", read)
@@ -133,7 +178,7 @@ def _check_portion(
         yield from _check_item(log, read, item, index, history, floors, portion)
         if read.session:
             least = _least_position(history, index, max(floor.position for floor in floors))
-            sessions[seen] = max(sessions.get(seen, 0), least)
+            sessions[seen] = Seen(era, max(sessions[seen].position, least))
     if read.scope is not None:
         yield from _short_list(log, read, read.scope, found, floors, portion)
 
@@ -150,9 +195,17 @@ def _items_of(fold: Fold, read: Read, partition: int) -> Iterator[tuple[Item, An
             yield item, value
 
 
-def _floors(log: PartitionFold, read: Read, partition: int, portion: Portion) -> list[Floor]:
-    """The positions that an answer claims to have reached, each with the violation if it has not."""
-    floors = [Floor(read.min_position.get(partition, 0), "position-not-reached")]
+def _due(eras: Eras, era: int, read: Read, seen: Seen) -> float:
+    """What an answer of an era must have reached; what a session has seen must not be lost, as a stream's may."""
+    end = eras.common_end(seen.era, era)
+    if seen.position <= end:
+        return seen.position
+    return end if read.kind in STREAMS and era > seen.era else math.inf
+
+
+def _floors(log: PartitionFold, read: Read, portion: Portion) -> list[Floor]:
+    """The positions that an answer's lag claims to have reached, each with the violation if it has not."""
+    floors: list[Floor] = []
     if portion.time_lag_ms is not None:
         floors.append(Floor(log.written.at(read.sent_ms - portion.time_lag_ms), "time-lag-understated"))
     if portion.age_ms is not None:
@@ -173,7 +226,7 @@ def _index_of(read: Read, item: Item, value: Any, history: ItemHistory, position
     return history.shown_by(item, value, newest)
 
 
-def _least_position(history: ItemHistory, index: int, due: int) -> int:
+def _least_position(history: ItemHistory, index: int, due: float) -> int:
     """The lowest position that explains what was seen: several deletions look the same."""
     if history.is_absent(index):
         index = next((i for i in range(history.index_at(due), index) if history.is_absent(i)), index)

@@ -8,7 +8,7 @@ import re
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -97,6 +97,23 @@ class Deployment:
         """One beyond the first ``WORKERS`` that does not run."""
         spare = list(self.workers.values())[WORKERS:]
         return next((node for node in spare if not node.meant_to_run), None) or self.add_worker()
+
+    @contextlib.contextmanager
+    def without_workers(self) -> Iterator[None]:
+        """Stop all workers in order, and start them again at the end; none is started by others meanwhile."""
+        # One that is added later would be started by whoever adds it.
+        self.spare_worker()
+        nodes = list(self.workers.values())
+        with contextlib.ExitStack() as held:
+            for node in nodes:
+                held.enter_context(node.lock)
+            running = [node for node in nodes if node.meant_to_run]
+            for node in running:
+                self.signal(node, signal.SIGCONT)
+                self.stop(node)
+            yield
+            for node in running:
+                self.start(node)
 
     def heal(self) -> None:
         """Have everything run that ran at the beginning: faults that overlap may have undone each other's end."""

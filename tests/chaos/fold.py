@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tests.chaos.history import Item, Record, value_of
+from tests.chaos.history import Cut, Item, Record, value_of
 
 
 class Version(NamedTuple):
@@ -54,7 +54,7 @@ class ItemHistory:
         self.versions.append(version)
         self.offsets.append(version.offset)
 
-    def index_at(self, position: int) -> int:
+    def index_at(self, position: float) -> int:
         """Which version is the item's in the fold below a position; -1 if there is none yet."""
         return bisect.bisect_left(self.offsets, position) - 1
 
@@ -98,7 +98,7 @@ class ItemHistory:
 
 
 class PartitionFold:
-    """One partition's log."""
+    """One partition's log in one era."""
 
     def __init__(self, records: list[Record]) -> None:
         records = sorted(records, key=lambda record: record.offset)
@@ -127,18 +127,61 @@ class PartitionFold:
         return self.items.get(item) or self.keys.get(item) or ItemHistory()
 
 
-class Fold:
-    """All logs of a run."""
+class Eras:
+    """One partition's log, era by era: when it is cut, it loses its newest records, and others take their place.
 
-    def __init__(self, records: Iterable[Record]) -> None:
+    No worker runs while a log is cut. So whatever is answered is of the log as it is, or as it was before.
+    """
+
+    def __init__(self, records: Iterable[Record], cuts: Iterable[Cut] = ()) -> None:
+        self._cuts = sorted(cuts, key=lambda cut: cut.began_ms)
+        self._ended = [cut.ended_ms for cut in self._cuts]
+        written: list[list[Record]] = [[] for _ in range(len(self._cuts) + 1)]
+        for record in records:
+            written[self.at(record.began_ms)].append(record)
+        logs = [written[0]]
+        for cut, later in zip(self._cuts, written[1:], strict=True):
+            logs.append([record for record in logs[-1] if record.offset < cut.end] + later)
+        self.logs = [PartitionFold(log) for log in logs]
+
+    @property
+    def newest(self) -> PartitionFold:
+        """The log as it is in the end."""
+        return self.logs[-1]
+
+    def at(self, time_ms: float) -> int:
+        """The era of a time."""
+        return bisect.bisect_right(self._ended, time_ms)
+
+    def began_ms(self, time_ms: float) -> float:
+        """When the era of a time began."""
+        era = self.at(time_ms)
+        return self._ended[era - 1] if era else -math.inf
+
+    def common_end(self, era: int, other: int) -> float:
+        """The offset before which the log is the same in two eras; infinite if nothing was lost between them."""
+        between = self._cuts[min(era, other) : max(era, other)]
+        return min((cut.end for cut in between), default=math.inf)
+
+
+class Fold:
+    """All logs of a run, each in its eras."""
+
+    def __init__(self, records: Iterable[Record], cuts: Iterable[Cut] = ()) -> None:
         split: dict[tuple[str, int], list[Record]] = {}
         self.partition_of: dict[tuple[str, str], int] = {}
         for record in records:
             split.setdefault((record.store, record.partition), []).append(record)
             self.partition_of[record.store, record.item[0]] = record.partition
-        self._partitions = {key: PartitionFold(records) for key, records in split.items()}
-        self._empty = PartitionFold([])
+        self._cuts = [*cuts]
+        of_each = {key: [cut for cut in self._cuts if (cut.store, cut.partition) == key] for key in split}
+        self._partitions = {key: Eras(records, of_each[key]) for key, records in split.items()}
+        self._empty = Eras([])
 
-    def partition(self, store: str, partition: int) -> PartitionFold:
+    def partition(self, store: str, partition: int) -> Eras:
         """The log of a partition; an empty one if nothing was written to it."""
         return self._partitions.get((store, partition), self._empty)
+
+    def was_cut(self, store: str, until_ms: float) -> bool:
+        """Whether a store's log has lost records by a time."""
+        return any(cut.store == store and cut.ended_ms <= until_ms for cut in self._cuts)

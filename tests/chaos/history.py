@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -55,6 +57,10 @@ class Portion:
             "max_time_lag_ms": self.time_lag_ms,
             "max_age_ms": self.age_ms,
         }
+
+    def named_ms(self, asked_ms: float) -> float:
+        """The time that its lag names; see ``named_ms``."""
+        return named_ms(asked_ms, self.record_lag, self.time_lag_ms, self.age_ms)
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,8 @@ class Read:
     require_active: bool = False
     min_position: Mapping[int, int] = field(default_factory=dict)
     """The offset to be reached, by partition."""
+    position_ms: float | None = None
+    """When the answer was received whose position that is; None of one that was written, which names no epoch."""
     session: str = ""
     """Reads of one session, or of one stream, never go back."""
     items: tuple[tuple[Item, Any], ...] = ()
@@ -162,6 +170,18 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """A log's loss of its newest records, between two times at which no worker ran."""
+
+    store: str
+    partition: int
+    end: int
+    """The first offset that was lost. Other records have taken it since."""
+    began_ms: float
+    ended_ms: float
+
+
+@dataclass(frozen=True)
 class Calm:
     """A time in which nothing is broken, and every partition has all its replicas, caught up."""
 
@@ -186,8 +206,10 @@ class Finding:
     at_ms: float
 
 
-Entry: TypeAlias = Record | Read | Fault | Calm | Overload | Finding
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Record, Read, Fault, Calm, Overload, Finding)}
+Entry: TypeAlias = Record | Read | Fault | Calm | Overload | Finding | Cut
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Record, Read, Fault, Calm, Overload, Finding, Cut)
+}
 
 
 @dataclass
@@ -200,6 +222,7 @@ class History:
     calms: list[Calm] = field(default_factory=list)
     overloads: list[Overload] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
 
     def add(self, entry: Entry) -> None:
         """Append an entry; any thread may."""
@@ -216,6 +239,8 @@ class History:
                 self.overloads.append(entry)
             case Finding():
                 self.findings.append(entry)
+            case Cut():
+                self.cuts.append(entry)
 
     def overloaded(self, began_ms: float, ended_ms: float) -> bool:
         """Whether the machine was overloaded at some time of an interval."""
@@ -231,8 +256,8 @@ class History:
 
     def entries(self) -> Iterable[Entry]:
         """All entries, kind by kind."""
-        for entries in (self.records, self.reads, self.faults, self.calms, self.overloads, self.findings):
-            yield from entries
+        yield from itertools.chain(self.records, self.reads, self.faults, self.calms)
+        yield from itertools.chain(self.overloads, self.findings, self.cuts)
 
     def save(self, path: Path) -> None:
         """Write one JSON document a line."""
@@ -274,6 +299,13 @@ def _restored_followed(document: dict[str, Any]) -> Followed:
     if document["reached"] is not None:
         document["reached"] = {int(p): Reached(**reached) for p, reached in document["reached"].items()}
     return Followed(**document)
+
+
+def named_ms(asked_ms: float, record_lag: int | None, time_lag_ms: int | None, age_ms: int | None) -> float:
+    """The time as of which a lag says that an answer is, if it names none the earliest."""
+    if record_lag is not None:
+        return asked_ms
+    return asked_ms - min((lag for lag in (time_lag_ms, age_ms) if lag is not None), default=math.inf)
 
 
 def value_of(item: Item, serial: int) -> dict[str, Any]:

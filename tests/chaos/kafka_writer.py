@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, Producer
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from forebay.clock import boot_ms, epoch_ms
 from forebay.store_spec import StoreSpec
+from forebay.task_ids import TopicPartition
 from forebay.topology import Topology
 from forebay_changelog import Heartbeat
 from forebay_changelog.kafka.changelog import KafkaChangelog
@@ -72,6 +74,27 @@ class KafkaWriter:
                 spec.topic, beat, heartbeat_key(spec.name), partition, headers=[(HEARTBEAT_HEADER, b"")]
             )
         return self._end(producer, written)
+
+    def end(self, tp: TopicPartition) -> int:
+        """A partition's end once nothing is open: a commit returns before its markers are in the log."""
+        levels = (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+        limit = time.monotonic() + _TIMEOUT_S
+        while time.monotonic() < limit:
+            committed, written = (self._end_at(tp, level) for level in levels)
+            if committed == written:
+                return written
+        raise TimeoutError(f"{tp} has an open transaction")
+
+    def _end_at(self, tp: TopicPartition, level: IsolationLevel) -> int:
+        admin = AdminClient(self._changelog.kafka.librdkafka())
+        (found,) = admin.list_offsets(
+            {KafkaTopicPartition(*tp): OffsetSpec.latest()}, isolation_level=level
+        ).values()
+        return int(found.result(_TIMEOUT_S).offset)
+
+    def renew(self) -> None:
+        """Write with new producers: what they know of a log's end may have been lost."""
+        self._producers.clear()
 
     def _produce(
         self, producer: Producer, spec: StoreSpec, partition: int, row: Row, generated_ms: float, to: list[Record]

@@ -29,6 +29,7 @@ class SqliteLogFaults:
 
     def __init__(self, topology: Topology, log: Path) -> None:
         self._topology, self._log = topology, log
+        self.breaking = threading.Lock()
         self.injuries: dict[str, Callable[[int], Injury]] = {
             "lock-log": self._lock_log,
             "damage-group": self._damage_group,
@@ -41,7 +42,7 @@ class SqliteLogFaults:
         spec = specs[target % len(specs)]
         path = partition_path(str(self._log), spec.topic, target % spec.partitions)
         connection = sqlite3.connect(path, isolation_level=None, timeout=10)
-        with contextlib.closing(connection), transaction(connection):
+        with self.breaking, contextlib.closing(connection), transaction(connection):
             yield f"{spec.topic} {target % spec.partitions}"
 
     @contextlib.contextmanager
@@ -67,7 +68,7 @@ class BrokerFaults:
 
     def __init__(self, brokers: Sequence[ProxiedBroker], proxies: Proxies) -> None:
         self._brokers, self._proxies = brokers, proxies
-        self._breaking = threading.Lock()
+        self.breaking = threading.Lock()
         self.injuries: dict[str, Callable[[int], Injury]] = {
             "stop-broker": lambda target: self._end(target, Broker.stop),
             "kill-broker": lambda target: self._end(target, Broker.kill),
@@ -83,7 +84,7 @@ class BrokerFaults:
     @contextlib.contextmanager
     def _end(self, target: int, end: Callable[[Broker], None]) -> Iterator[str]:
         broker = self._chosen(target).broker
-        with self._breaking:
+        with self.breaking:
             end(broker)
             yield broker.address
             broker.start()
@@ -91,7 +92,7 @@ class BrokerFaults:
     @contextlib.contextmanager
     def _freeze(self, target: int) -> Iterator[str]:
         broker = self._chosen(target).broker
-        with self._breaking:
+        with self.breaking:
             os.kill(broker.pid, signal.SIGSTOP)
             yield broker.address
             os.kill(broker.pid, signal.SIGCONT)
@@ -99,7 +100,7 @@ class BrokerFaults:
     @contextlib.contextmanager
     def _network(self, target: int, mode: Mode) -> Iterator[str]:
         chosen = self._chosen(target)
-        with self._breaking:
+        with self.breaking:
             self._proxies.switch(chosen.proxy, mode)
             yield chosen.broker.address
             self._proxies.switch(chosen.proxy, "pass")

@@ -44,6 +44,8 @@ SURVIVABLE = frozenset(
 """Faults that, alone, leave every router, and a replica of each partition that is caught up."""
 OF_ROUTERS = frozenset({"kill-router", "stop-router"})
 """Faults that, alone, leave the other router."""
+OF_POSITIONS = frozenset({"position-not-reached", "position-of-another-log"})
+"""Problems of what a request or its session asks for."""
 OUT_OF_CALM_MS = 3_000
 ANSWERED = frozenset({200, 404})
 STREAMS = frozenset({"change", "store-change"})
@@ -52,16 +54,20 @@ STREAMS = frozenset({"change", "store-change"})
 EXPECTED = {
     200: {""},
     404: {"unknown-key"},
+    409: {"position-of-another-log"},
     412: {"lag-exceeds-tolerance", "not-active", "position-not-reached"},
     421: {"not-hosted-here"},
     429: {"overloaded"},
     503: {"not-ready", "no-replica", "log-diverged"},
     504: {"deadline"},
 }
-"""What a correct request for what exists may be answered with; 0 stands for no answer at all."""
+"""What a correct request for what exists may be answered with; 0 stands for no answer at all.
+
+409 only once the store's log was cut.
+"""
 
 KINDS = {
-    "wrong-value": "a value that the item never had, or of a record that was never committed",
+    "wrong-value": "a value that the item never had, or of a record that was never committed, or lost",
     "beyond-position": "a value from beyond the answer's own position, or from before it was written",
     "record-lag-understated": "the answer lacks records that its record lag excludes",
     "time-lag-understated": "the answer lacks what was in the log at the time that its time lag names",
@@ -70,15 +76,16 @@ KINDS = {
     "silent-miss": "no such key, where the key existed within the lag",
     "short-list": "a list without an item that existed within the lag",
     "disordered-list": "a list out of order, or with an item twice or from outside its range",
-    "position-not-reached": "an answer that lacks what its min_position names",
-    "went-back": "a session or stream that saw less than it had seen before",
+    "position-not-reached": "an answer that lacks what its min_position names, as all do if that was lost",
+    "went-back": "a session or stream that saw less than it had seen before, as a session does after its loss",
     "not-active": "a read for actives only, answered by another",
     "undocumented-status": "a status or problem that no such request may be answered with",
     "unavailable": "no answer within generous bounds while all was calm, or while a single fault left a replica",
     "missed-change": "a stream that did not show a change, though all was calm",
     "missing-change": "a store's stream without a change that its own id or lag says was sent",
     "missing-deletion": "a store's stream that still shows what its own id or lag says was deleted",
-    "missing-reset": "a store's stream that sends changes of a partition whose state its client does not have",
+    "missing-reset": "a store's stream that sends changes of a partition whose state its client does not have, "
+    "or has as it was before its log was cut",
     "unfollowed-item": "a store's stream with an item that it was not asked for",
     "silent-stream": "a store's stream that does not say how far behind it is, though all was calm",
     "not-converged": "replicas that did not become equal to the log within the stated time",

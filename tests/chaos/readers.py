@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,8 @@ from tests.chaos.streams import ClientStreamReader, StreamReader
 
 MOST_PAGES = 4
 """Of a list."""
+_REMEMBERED = 30
+"""Positions of a partition: those of several seconds."""
 Reader = Callable[[Reading], Any]
 
 
@@ -130,15 +133,17 @@ async def hang_up(reading: Reading) -> None:
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(3):
             received, sent = await asyncio.open_connection(host, int(port))
-            sent.write(chooser.choice((get, get, post + body, get[: len(get) // 2])))
-            with contextlib.suppress(TimeoutError):
+            try:
+                sent.write(chooser.choice((get, get, post + body, get[: len(get) // 2])))
                 await asyncio.wait_for(
                     received.read(chooser.choice((1, 100_000))), chooser.choice((0.0, 0.02, 0.2))
                 )
-            if chooser.random() < 0.5:
-                sent.transport.abort()
-            else:
-                sent.close()
+            finally:
+                # Also at the end of the run, which cancels it.
+                if chooser.random() < 0.5:
+                    sent.transport.abort()
+                else:
+                    sent.close()
 
 
 class SessionReader:
@@ -168,6 +173,29 @@ class SessionReader:
                 await asyncio.sleep(0.1)
 
 
+class OwnAnswerReader:
+    """Keys, half of them such as nobody writes, at the position of an answer of a while ago."""
+
+    def __init__(self) -> None:
+        self._positions: dict[tuple[str, int], deque[tuple[str, float]]] = {}
+
+    async def __call__(self, reading: Reading) -> None:
+        """One key."""
+        chooser, (tier, node) = reading.chooser, reading.node()
+        store = chooser.choice(("counts", "prices"))
+        key = chooser.choice((reading.key(store), f"{store[0]}{chooser.randrange(100, 200)}"))
+        partition = reading.deployment.topology.stores[store].partition_of(key.encode())
+        known = self._positions.setdefault((store, partition), deque(maxlen=_REMEMBERED))
+        position, received_ms = chooser.choice(known or [("", None)])
+        options = {"min_position": position, "wait_ms": chooser.choice((0, 500))} if position else {}
+        read = reading.started("own-answers", "key", store, tier, node.address, options)
+        read = replace(read, position_ms=received_ms)
+        read, document = await reading.ask(read, "GET", f"/keys/{key}", params=options | {"timeout_ms": 1_500})
+        reading.note(read if document is None else answers.of_key(read, read.status, document))
+        if document is not None and "position" in document:
+            known.append((document["position"], read.received_ms))
+
+
 def store_followers() -> list[StoreStreamReader]:
     """Readers of streams that have all of the log in the end."""
     stores = enumerate(("counts", "counts", "hours", "prices"))
@@ -179,6 +207,7 @@ def readers(followers: Sequence[StoreStreamReader]) -> Sequence[tuple[Reader, fl
     some: list[tuple[Reader, float]] = [(read_key, 0.03)] * 3
     some += [(read_own_write, 0.1), (read_batch, 0.15), (list_entries, 0.1), (list_windows, 0.15)]
     some += [(list_all_windows, 0.5), (list_versions, 0.15), (hang_up, 0.1)]
+    some += [(OwnAnswerReader(), 0.1)]
     some += [(SessionReader(f"session-{number}"), 0.1) for number in range(2)]
     some += [(StreamReader(f"stream-{number}"), 0.2) for number in range(4)]
     some += [(ClientStreamReader(f"client-stream-{number}"), 0.2) for number in range(2)]

@@ -30,6 +30,9 @@ else there is one. Each worker has a wall clock of its own and, where disks can 
   older value, a miss or a shorter list is a violation.
 * What a follower has built from a store's stream must have every change, and every deletion, that the stream's ids
   and lags say was sent, also after it resumed elsewhere, and at the end all of the log. No item goes back.
+* Now and then a log loses its newest records while no worker runs, and goes on with others at their offsets. No
+  answer has one that was lost, unless its lag names a time before. No answer meets a position or session of the
+  lost part, and streams are reset.
 * Every figure of an answer must be within the bounds of its request.
 * After each episode of faults, every partition has its replicas again within a stated time. At the end every
   replica's keys are compared with the log.
@@ -48,7 +51,9 @@ _NOT_TESTED = """\
 
 * Loss and reordering of packets: this kernel has no netem. The proxies cut, delay and hold what passes between
   clients or routers and workers, and between workers and brokers. Brokers are not cut off from each other.
-* The loss of records that an unclean election causes, and that of most brokers: one of three is broken at a time.
+* The loss of records that an unclean election causes among several brokers, beside that of a single one, and the
+  loss of most brokers: one of three is broken at a time. Logs that are cut while workers run. Records that are
+  deleted from a log's beginning.
 * Who answers while a broker's answers are delayed. Compaction follows the writer within seconds here, so replicas
   that read late cannot prove that a key is missing, and say so.
 * On Kafka, a worker's clock that is set back: [Clocks](capacity.md#clocks) says what it must be. Other processes'

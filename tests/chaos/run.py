@@ -26,6 +26,7 @@ from tests.chaos.deployment import ROUTERS, WORKERS, Deployment, Starter
 from tests.chaos.disks import can_mount
 from tests.chaos.faults import Faults
 from tests.chaos.history import Calm, Fault, Finding, History
+from tests.chaos.log_cuts import KafkaLogFiles, LogCuts, LogFiles, SqliteLogFiles
 from tests.chaos.log_faults import BrokerFaults, Injury, ProxiedBroker, SqliteLogFaults
 from tests.chaos.machine import Machine
 from tests.chaos.planted import planted, start_elsewhere
@@ -45,8 +46,8 @@ GIVEN_BACK_WITHIN_S = 10
 """After the last client has left, nothing is held for one within this time."""
 CALM_S = 4.0
 WARM_UP_S = 2.0
-_REBUILDS = {"rebuild": " and rebuilt", "tombstones-missed": "tombstones"}
-"""Words by which a log says that a store is rebuilt: after damage, and since tombstones were removed meanwhile."""
+_REBUILDS = {"rebuild": " and rebuilt", "tombstones-missed": "tombstones", "log-cut": "has lost records"}
+"""Words by which a log says that a store is rebuilt: after damage, or since tombstones or records were lost."""
 _TRACES = ("Traceback (most recent call last)", "panicked at", "Fatal Python error")
 
 
@@ -94,8 +95,10 @@ class Run:
         compactor = Compactor(changelog, self.topology, self.history.add)
         compactor.start()
         try:
-            injuries = SqliteLogFaults(self.topology, self.directory / "log").injuries
-            self._deploy(changelog.url, changelog, SqliteWriter(changelog), injuries)
+            log = self.directory / "log"
+            faults = SqliteLogFaults(self.topology, log)
+            files = SqliteLogFiles(log, faults.breaking, compactor.resting)
+            self._deploy(changelog.url, changelog, SqliteWriter(changelog), faults.injuries, files)
         finally:
             compactor.stop()
 
@@ -117,7 +120,10 @@ class Run:
             create_topics(changelog, self.topology)
             writer = KafkaWriter(changelog, self.settings.seed, self.history.add)
             proxied = list(map(ProxiedBroker, kafka.brokers, between))
-            self._deploy(kafka.url, changelog, writer, BrokerFaults(proxied, self._proxies).injuries)
+            faults = BrokerFaults(proxied, self._proxies)
+            directory = self.directory / "kafka" / "broker-1"
+            files = KafkaLogFiles(kafka.brokers[0], directory, faults.breaking, writer.end, writer.renew)
+            self._deploy(kafka.url, changelog, writer, faults.injuries, files)
 
     def _deploy(
         self,
@@ -125,6 +131,7 @@ class Run:
         changelog: Changelog,
         log: LogWriter,
         log_injuries: Mapping[str, Callable[[int], Injury]],
+        files: LogFiles,
     ) -> None:
         """``url`` is the log's for workers."""
         deployment = Deployment(
@@ -145,7 +152,8 @@ class Run:
                 deployment.start(deployment.add_worker())
             for _ in range(ROUTERS):
                 deployment.start(deployment.add_router())
-            faults = Faults(deployment, log_injuries)
+            cuts = LogCuts(deployment, writer, files, self.history.add)
+            faults = Faults(deployment, {**log_injuries, **cuts.injuries})
             asyncio.run(self._read_under_faults(deployment, writer, faults))
             self._find_traces(deployment)
         finally:
@@ -186,8 +194,9 @@ class Run:
     def _break_and_heal(self, deployment: Deployment, faults: Faults) -> None:
         """Episode by episode: calm, then faults, then wait until all is well again."""
         end = time.monotonic() + 60 * self.settings.minutes
-        known = kinds_for(self.settings.log, self.settings.worker_processes, disks=self._has_disks)
-        kinds = self.settings.faults or known
+        settings = self.settings
+        known = kinds_for(settings.log, settings.worker_processes, settings.brokers, disks=self._has_disks)
+        kinds = settings.faults or known
         self._rest(deployment)
         for number, planned in enumerate(episodes(self.settings.seed, kinds)):
             with ThreadPoolExecutor(len(planned)) as pool:

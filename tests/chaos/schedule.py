@@ -33,6 +33,8 @@ OF_SQLITE = ("lock-log", "damage-group")
 OF_KAFKA = ("stop-broker", "kill-broker", "freeze-broker", "cut-broker", "delay-broker", "hold-broker")
 OF_DISKS = ("fill-disk", "read-only-disk")
 """Where disks can be mounted."""
+OF_LOG_FILES = ("cut-log",)
+"""Where a log is the files of one process or machine."""
 OF_SEVERAL_PROCESSES = ("kill-process",) * 4
 """As often as four others: they are what runs with several processes are about."""
 MOST_TOGETHER = 3
@@ -50,9 +52,10 @@ class PlannedFault:
     target: int
 
 
-def kinds_for(log: str, worker_processes: int = 1, *, disks: bool = True) -> tuple[str, ...]:
+def kinds_for(log: str, worker_processes: int = 1, brokers: int = 1, *, disks: bool = True) -> tuple[str, ...]:
     """The kinds of faults that are possible with a log, workers of so many processes, and disks for each."""
     further = (OF_SEVERAL_PROCESSES if worker_processes > 1 else ()) + (OF_DISKS if disks else ())
+    further += OF_LOG_FILES if brokers == 1 else ()
     if log == "sqlite":
         return ON_EVERY_LOG + OF_SQLITE + further
     # Nothing tells which member Kafka's coordinator chose as the leader.

@@ -17,7 +17,7 @@ MOST_LOST = 300
 
 def sensitivity(history: History) -> Mapping[str, tuple[int, int]]:
     """By way of making an answer wrong, in how many it was noticed, and how many were made."""
-    fold = Fold(history.records)
+    fold = Fold(history.records, history.cuts)
     noticed, made = {OLDER: 0, MISSING: 0}, {OLDER: 0, MISSING: 0}
     for read in history.reads:
         for way, wrong in _made_wrong(fold, read):
@@ -48,7 +48,8 @@ def _made_wrong(fold: Fold, read: Read) -> Iterator[tuple[str, Read]]:
     if read.kind not in ("key", "batch") or read.as_of_ms is not None or read.status != 200 or not read.items:
         return
     (item, value), (partition,) = read.items[0], read.portions
-    older = _value_before(fold.partition(read.store, partition), item, value)
+    eras = fold.partition(read.store, partition)
+    older = _value_before(eras.logs[eras.at(read.received_ms)], item, value)
     if older is not None:
         yield OLDER, replace(read, items=((item, older),))
     yield MISSING, replace(read, status=404, problem="unknown-key", items=((item, None),))

@@ -131,6 +131,8 @@ ALL = (
     Sometimes(
         "a replica that had missed tombstones was rebuilt", _finding("tombstones-missed"), _DEATHS, "sqlite"
     ),
+    Sometimes("a replica found that its log had lost records", _finding("log-cut"), frozenset({"cut-log"})),
+    Sometimes("a position that was lost was refused", _problem("position-of-another-log"), frozenset({"cut-log"})),
     Sometimes("a session moved to another worker", _moved("key")),
     Sometimes("a stream moved to another worker", _moved("change"), _DEATHS | {"rolling-restart"}),
     Sometimes("a store's stream resumed at another worker", _store_stream_resumed),

@@ -9,7 +9,7 @@ import pytest
 from tests.chaos.built_state import built_states
 from tests.chaos.checker import check
 from tests.chaos.fold import Fold
-from tests.chaos.history import Calm, Followed, History, Item, Portion, Reached, Read, Record, value_of
+from tests.chaos.history import Calm, Cut, Followed, History, Item, Portion, Reached, Read, Record, value_of
 from tests.chaos.sensitivity import LOST, sensitivity
 from tests.chaos.sometimes import ALL
 
@@ -202,3 +202,36 @@ def test_what_is_missing_is_what_every_position_shows(seed):
         found = {one.kind for one in built_states(Fold(records), reads)}
         assert found <= {"missing-change", "missing-deletion"}
         assert bool(found) == wrong
+
+
+# From offset 3 on others came at 7 s: m: 3 → 23, k: 5 → 25.
+GROWN = [*RECORDS, replace(record(3, OTHER, 23), began_ms=7_500.0), replace(record(5, KEY, 25), began_ms=7_600.0)]
+AGAIN = [event("reset", 8_000.0), values(8_100.0, (OTHER, 23), (KEY, 25), position=6, since=6)]
+
+
+def kinds_after_cut(*reads: Read) -> set[str]:
+    cut = Cut("counts", 0, 3, 6_000.0, 7_000.0)
+    return {found.kind for found in check(History(records=GROWN, reads=list(reads), cuts=[cut]))}
+
+
+def test_a_stream_is_reset_after_its_log_was_cut():
+    complete = [*BEGUN, absent(5_200.0, KEY, since=4), values(5_300.0, (OTHER, 14), since=5)]
+    as_it_was = [event("reset", 7_600.0), values(7_700.0, (OTHER, 14), since=5)]
+    unknown = lag(7_800.0, UNKNOWN)
+    assert kinds_after_cut(*complete, *AGAIN, lag(since=6, position=6)) == set()
+    # Or twice, since the replica did not know it yet.
+    assert kinds_after_cut(*complete, *as_it_was, unknown, *AGAIN, lag(since=6, position=6)) == set()
+    for stream in ([*complete, lag()], [*complete, ENDED, RESUMED, lag()], [*complete, *as_it_was, lag()]):
+        assert "missing-reset" in kinds_after_cut(*stream)
+    # It is of the one or the other.
+    mixed = values(8_100.0, (OTHER, 14), (KEY, 25), position=6, since=6)
+    assert "missing-change" in kinds_after_cut(*complete, AGAIN[0], mixed, lag(since=6, position=6))
+    assert kinds_after_cut(*complete, *AGAIN[:1], values(8_100.0, (OTHER, 23), position=6, since=6)) == {
+        "missing-change"
+    }
+
+
+def test_a_stream_goes_on_in_a_log_that_lost_nothing_of_it():
+    resumed = event("opened", 7_600.0, position=2, since=2)
+    grown = values(8_100.0, (OTHER, 23), (KEY, 25), position=6, since=6)
+    assert kinds_after_cut(*BEGUN, ENDED, resumed, grown, lag(since=6, position=6)) == set()

@@ -9,6 +9,7 @@ import pytest
 from tests.chaos.checker import check
 from tests.chaos.history import (
     Calm,
+    Cut,
     Fault,
     Finding,
     History,
@@ -344,3 +345,73 @@ def test_a_saved_history_is_judged_as_before(tmp_path):
     )
     history.save(tmp_path / "history.jsonl")
     assert History.load(tmp_path / "history.jsonl") == history
+
+
+# Offsets from 3 on were lost at 10 s. k: 0 → 10, 1 → 11, 4 → 24 now. m: 2 → 12, 3 → 23 now.
+CUT = Cut("counts", 0, 3, 9_000.0, 10_000.0)
+GROWN = [*RECORDS, *(record(n, item, 20 + n) for n, item in enumerate([OTHER, KEY, OTHER], 3))]
+GROWN[6:] = [
+    replace(one, generated_ms=at, began_ms=at, written_ms=at, committed_ms=at)
+    for one, at in zip(GROWN[6:], (11_000.0, 12_000.0, 13_000.0), strict=True)
+]
+AS_IT_WAS = replace(UP_TO_DATE, **UNKNOWN)
+
+
+def kinds_after_cut(*reads: Read) -> set[str]:
+    return {found.kind for found in check(History(records=GROWN, reads=list(reads), cuts=[CUT]))}
+
+
+def test_a_lost_record_is_not_shown_with_a_lag():
+    """Nor what was deleted by one; without a lag the store may be as it was."""
+    assert kinds_after_cut(read(14)) == {"wrong-value"}
+    assert kinds_after_cut(read(14, replace(AS_IT_WAS, record_lag=100))) == {"wrong-value"}
+    assert kinds_after_cut(listed(KEY, scope=Scope(key="k"))) == {"wrong-value"}
+    assert kinds_after_cut(read(14, AS_IT_WAS)) == kinds_after_cut(read(14, at=8_000.0)) == set()
+    assert kinds_after_cut(read(24), read(25, item=OTHER)) == set()
+    # Its lag is as of before.
+    dated = replace(AS_IT_WAS, time_lag_ms=12_000)
+    assert kinds_after_cut(read(14, dated)) == set()
+    assert kinds_after_cut(read(10, dated)) == {"time-lag-understated"}
+    assert kinds_after_cut(read(14, replace(dated, record_lag=0))) == {"wrong-value"}
+    assert kinds_after_cut(read(14, replace(dated, age_ms=9_000))) == {"wrong-value"}
+    assert kinds_after_cut(read(11)) == {"time-lag-understated"}
+    # It was under way, or is of a log that did not exist yet.
+    assert kinds_after_cut(read(14, sent_ms=8_500.0, received_ms=10_500.0)) == set()
+    assert kinds_after_cut(read(24, at=8_000.0)) == {"wrong-value"}
+    # It never had it, whatever its lag.
+    assert kinds_after_cut(read(15, AS_IT_WAS)) == {"wrong-value"}
+    # Not both.
+    both = listed(KEY, OTHER, portions={0: AS_IT_WAS})
+    assert kinds_after_cut(both) == set()
+    mixed = replace(both, items=((KEY, value_of(KEY, 14)), (OTHER, value_of(OTHER, 25))))
+    assert kinds_after_cut(mixed) == {"wrong-value"}
+
+
+def test_a_position_that_was_lost_is_not_reached():
+    early, late = read(24, min_position={0: 3}, position_ms=8_000.0), read(24, min_position={0: 5})
+    lost = replace(early, min_position={0: 5})
+    assert kinds_after_cut(early) == kinds_after_cut(late) == set()
+    assert kinds_after_cut(lost) == {"position-not-reached"}
+    # Nobody knows which of two it is without its epoch.
+    assert kinds_after_cut(replace(lost, position_ms=None)) == set()
+    # By the store as it was it is.
+    assert kinds_after_cut(replace(lost, items=read(14).items, portions={0: AS_IT_WAS})) == set()
+    refused = failed(409, "position-of-another-log")
+    assert kinds_after_cut(refused) == set()
+    assert kinds(refused) == kinds_after_cut(replace(refused, store="prices")) == {"undocumented-status"}
+
+
+def test_what_a_session_has_seen_is_not_forgotten_with_what_was_lost():
+    """A stream goes on without."""
+    before = read(14, at=8_000.0, session="s")
+    after = read(25, item=OTHER, session="s")
+    assert kinds_after_cut(before, after) == {"went-back"}
+    assert kinds_after_cut(*[replace(one, kind="change") for one in (before, after)]) == set()
+    kept = read(12, replace(UP_TO_DATE, position=3, **UNKNOWN), OTHER, at=8_000.0, session="s")
+    assert kinds_after_cut(kept, after) == set()
+    older = read(10, replace(UP_TO_DATE, position=1, **UNKNOWN), session="s", at=21_000.0)
+    assert kinds_after_cut(kept, after, older) == kinds_after_cut(kept, older) == {"went-back"}
+    # From what came instead, back to what was lost.
+    lost = read(14, AS_IT_WAS, at=21_000.0)
+    assert kinds_after_cut(after, lost) == set()
+    assert kinds_after_cut(after, replace(lost, session="s")) == {"wrong-value"}

@@ -1,15 +1,18 @@
 """The schedule is the seed's, and every kind of fault comes, alone and together with others."""
 
 import itertools
+from unittest.mock import Mock
 
 import pytest
 
 from tests.chaos.deployment import Deployment
 from tests.chaos.faults import Faults
+from tests.chaos.log_cuts import LogCuts
 from tests.chaos.log_faults import BrokerFaults, SqliteLogFaults
 from tests.chaos.proxy import Proxies
 from tests.chaos.schedule import MOST_TOGETHER, episodes, kinds_for
 from tests.chaos.topologies import TopologyFile
+from tests.chaos.writer import Writer
 
 
 @pytest.mark.parametrize("log", ["sqlite", "kafka"])
@@ -41,11 +44,18 @@ def test_every_planned_kind_can_be_injected(tmp_path):
         tmp_path, TopologyFile(tmp_path / "topology.toml"), "sqlite:///log", lambda _: None, proxies
     )
     of_logs = SqliteLogFaults(deployment.topology, tmp_path).injuries | BrokerFaults([], proxies).injuries
+    writer = Writer(deployment.topology, str, Mock(), 1, Mock())
+    of_logs |= LogCuts(deployment, writer, Mock(), Mock()).injuries
     try:
         assert set(Faults(deployment, of_logs).injuries) == {*kinds_for("sqlite", 2), *kinds_for("kafka", 2)}
     finally:
         deployment.close()
         proxies.close()
+
+
+def test_a_log_is_cut_where_one_machine_has_its_files():
+    assert "cut-log" in kinds_for("kafka")
+    assert "cut-log" not in kinds_for("kafka", brokers=3)
 
 
 def test_what_needs_disks_is_not_planned_without():

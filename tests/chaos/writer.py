@@ -53,6 +53,7 @@ class SqliteWriter:
 
     def write(self, spec: StoreSpec, rows: Mapping[int, list[Row]], generated_ms: float) -> list[Record]:
         batch, as_of_ms = next(self._batches), int(epoch_ms())
+        proofs = self._changelog.proofs(spec.topic)
         records: list[Record] = []
         for partition, some in rows.items():
             path = self._changelog.path(TopicPartition(spec.topic, partition))
@@ -65,6 +66,7 @@ class SqliteWriter:
                 batch_id=batch,
                 write_name=spec.name,
                 timed=spec.kind == "versioned",
+                proof=proofs.get(partition),
             )
             written_ms = boot_ms()
             for offset, (item, serial) in enumerate(some, end - count):
@@ -136,6 +138,8 @@ class Writer:
         self._logs = {name: log_digest(identity(spec.topic)) for name, spec in topology.stores.items()}
         self.ends: dict[str, dict[int, int]] = {name: {} for name in topology.stores}
         """By store and partition, the offset after the newest record that can be read."""
+        self.resting = threading.Lock()
+        """Whoever holds it keeps the writer from writing."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="writer")
 
@@ -154,6 +158,10 @@ class Writer:
         """The token of the newest record of a partition."""
         return encode_position(Position(self._logs[store], {partition: self.ends[store].get(partition, 0)}))
 
+    def lose(self, store: str, partition: int, end: int) -> None:
+        """Go on after a partition has lost what was from an offset on; called while the writer rests."""
+        self.ends[store][partition] = min(end, self.ends[store].get(partition, 0))
+
     def _run(self) -> None:
         try:
             self._write()
@@ -164,11 +172,14 @@ class Writer:
         for spec in self._stores():
             if self._stopping.wait(PAUSE_S):
                 return
-            generated_ms = boot_ms()
-            for record in self._log.write(spec, self._batches.next(spec), generated_ms):
-                self._on_record(record)
-                if record.committed_ms is not None:
-                    self.ends[spec.name][record.partition] = record.offset + 1
+            with self.resting:
+                self._write_batch(spec)
+
+    def _write_batch(self, spec: StoreSpec) -> None:
+        for record in self._log.write(spec, self._batches.next(spec), boot_ms()):
+            self._on_record(record)
+            if record.committed_ms is not None:
+                self.ends[spec.name][record.partition] = record.offset + 1
 
     def _stores(self) -> Iterator[StoreSpec]:
         return itertools.cycle(self._topology.stores.values())
@@ -181,6 +192,8 @@ class Compactor:
         self, changelog: SqliteChangelog, topology: Topology, on_finding: Callable[[Finding], None]
     ) -> None:
         self._changelog, self._topology, self._on_finding = changelog, topology, on_finding
+        self.resting = threading.Lock()
+        """Whoever holds it keeps it from compacting."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="compactor")
 
@@ -196,6 +209,7 @@ class Compactor:
     def _run(self) -> None:
         while not self._stopping.wait(COMPACT_EVERY_S):
             for spec in self._topology.stores.values():
-                removed = self._changelog.compact(spec, LIMITS)
+                with self.resting:
+                    removed = self._changelog.compact(spec, LIMITS)
                 if removed:
                     self._on_finding(Finding("compaction", f"{removed} of {spec.name}", boot_ms()))

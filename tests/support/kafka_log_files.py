@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import struct
 from pathlib import Path
 
@@ -24,6 +26,37 @@ def cut_log(broker_directory: Path, tp: TopicPartition, end_offset: int) -> None
         (delta,) = struct.unpack_from(">i", content, at - _BATCH_HEAD.size - length + _LAST_OFFSET_DELTA_AT)
         assert first_offset + delta < end_offset, "the cut is within a batch"
     segment.write_bytes(content[:at])
+    _forget_end(broker_directory, tp, end_offset)
+
+
+def copy_log(broker_directory: Path, tp: TopicPartition, to: Path) -> None:
+    """Copy a partition's files from a running broker; only its compaction may change them meanwhile."""
+    directory, before = broker_directory / "logs" / str(tp), None
+    while before != (before := _sizes(directory)):
+        shutil.rmtree(to, ignore_errors=True)
+        with contextlib.suppress(shutil.Error, FileNotFoundError):
+            shutil.copytree(directory, to)
+
+
+def put_log(broker_directory: Path, tp: TopicPartition, copy: Path, end_offset: int) -> None:
+    """Put an older copy of a partition's files, of a log with this end, in the place of a stopped broker's."""
+    directory = broker_directory / "logs" / str(tp)
+    shutil.rmtree(directory)
+    shutil.copytree(copy, directory)
+    _forget_end(broker_directory, tp, end_offset)
+
+
+def _sizes(directory: Path) -> dict[str, tuple[int, int]]:
+    found = {}
+    for path in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            found[path.name] = (status.st_ino, status.st_size)
+    return found
+
+
+def _forget_end(broker_directory: Path, tp: TopicPartition, end_offset: int) -> None:
+    directory = broker_directory / "logs" / str(tp)
     # What the broker knew of the end is of the log as it was.
     for file in directory.iterdir():
         if file.suffix in (".index", ".timeindex", ".snapshot"):
