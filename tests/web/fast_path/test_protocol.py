@@ -132,6 +132,12 @@ async def peer() -> SlowPeer:
     return connected(lambda segment, protocol: HttpAnswer(200, b"", BODY))
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn is as long as its requests are many, however slow the machine is."""
+    monkeypatch.setattr("forebay_web.fast_path.protocol._MOST_OF_A_TURN_S", 60.0)
+
+
 @pytest.fixture(autouse=True)
 async def no_peer_left() -> AsyncIterator[None]:
     """A task that writes to a paused peer waits on even when it is cancelled, and the test would never end."""
@@ -158,7 +164,7 @@ async def test_what_cannot_be_prepared_is_left_to_the_route():
     await until(lambda: peer.written.startswith(b"HTTP/1.1 500"))
 
 
-async def test_first_answers_are_sent_while_others_are_made():
+async def test_first_answers_are_sent_while_others_are_made(unhurried):
     """Answers are written in a few portions, so that a router can begin with the first."""
     written: list[int] = []
 
@@ -263,7 +269,7 @@ async def test_pending_large_answers_wait_for_a_slow_peer():
     assert len(requested) == 2
 
 
-async def test_more_is_read_at_once_while_answers_are_small():
+async def test_more_is_read_at_once_while_answers_are_small(unhurried):
     requested, handler = collecting()
     peer = connected(handler)
     peer.protocol.data_received(REQUEST * 1_000)
