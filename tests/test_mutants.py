@@ -1,9 +1,11 @@
 """The table of planted faults fits the code, and faults are planted where they are meant."""
 
+import ast
 import re
 
 import pytest
 
+from tests.mutants.generated import generated
 from tests.mutants.mutant import ROOT, Mutant, NotApplicable, mutated, plant
 from tests.mutants.table import MUTANTS, PROMISES
 
@@ -64,3 +66,19 @@ def test_a_mutant_whose_test_is_gone_is_refused():
     plant(GOOD)
     with pytest.raises(NotApplicable, match=r"no test core/test_lag\.py::test_gone"):
         plant(GOOD._replace(test="core/test_lag.py::test_gone"))
+
+
+def test_generated_faults_differ_in_one_place_and_follow_from_the_seed():
+    faults = generated("forebay.retention", 100, 0)
+    original = ast.unparse(ast.parse((ROOT / "core/forebay/retention.py").read_text())).splitlines()
+    for fault in faults:
+        pairs = zip(fault.text.splitlines(), original, strict=True)
+        assert sum(line != before for line, before in pairs) == 1
+    assert len({fault.text for fault in faults}) == len(faults) > 10
+    assert generated("forebay.retention", 5, 7) == generated("forebay.retention", 5, 7)
+    assert generated("forebay.retention", 5, 7) != generated("forebay.retention", 5, 8)
+
+
+def test_no_faults_are_generated_for_a_module_without_tests():
+    with pytest.raises(NotApplicable, match="its tests are not at tests/core/test_quotas"):
+        generated("forebay.quotas", 1, 0)

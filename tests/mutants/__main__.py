@@ -1,6 +1,7 @@
 """Plants faults in a copy of the code, one at a time, and reports those that no test notices.
 
 ``scripts/mutants [NAME…]`` plants those of the table; a name selects the faults whose name contains it.
+``scripts/mutants --generated MODULE [--count N] [--seed S]`` plants faults that it makes of a module's syntax.
 The exit status is 1 if a fault survives, does not fit the code, or cannot be judged.
 """
 
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.mutants.generated import generated
 from tests.mutants.mutant import FOLDERS, ROOT, NotApplicable, PlantedFault, plant
 from tests.mutants.table import MUTANTS
 
@@ -104,6 +106,9 @@ def run(faults: Sequence[PlantedFault], jobs: int, directory: Path) -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/mutants", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", help="parts of the names of faults in the table (default: all)")
+    parser.add_argument("--generated", metavar="MODULE", help="make the faults of a module's syntax tree")
+    parser.add_argument("--count", type=int, default=15, help="how many of them at most (default: 15)")
+    parser.add_argument("--seed", type=int, default=0, help="which of them (default: 0)")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count(), help="how many at once (default: per processor)"
     )
@@ -111,6 +116,8 @@ def _options() -> argparse.Namespace:
 
 
 def _faults(options: argparse.Namespace) -> list[PlantedFault]:
+    if options.generated:
+        return generated(options.generated, options.count, options.seed)
     names = options.names or [""]
     return [plant(mutant) for mutant in MUTANTS if any(name in mutant.name for name in names)]
 
