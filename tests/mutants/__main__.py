@@ -8,6 +8,7 @@ The exit status is 1 if a fault survives, does not fit the code, or cannot be ju
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import shutil
 import signal
@@ -45,14 +46,15 @@ class Checkout:
         # With this environment's packages, but not its link to this code: only here are such files read.
         folders = [*(path / folder for folder in FOLDERS.values()), *site.getsitepackages()]
         (own / "mutants.pth").write_text("".join(f"{folder}\n" for folder in folders))
+        self._test_without_faults = functools.cache(self._test)
         # Compiled code may be taken for that of a text of the same size and second.
         self._environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
         self._environment.pop("PYTHONPATH", None)
 
-    def test(self, tests: Sequence[str], longest_s: float | None = None) -> tuple[int | None, str]:
+    def _test(self, tests: tuple[str, ...]) -> tuple[int | None, str]:
         """Pytest's exit status, None if it takes too long, and what it printed."""
         command = [
-            *[self._python, "-m", "pytest", "-xq", "--no-header", "--tb=line", "-p", "no:cacheprovider"],
+            *[str(self._python), "-m", "pytest", "-xq", "--no-header", "--tb=line", "-p", "no:cacheprovider"],
             *[f"--timeout={_LONGEST_TEST_S}", *(f"tests/{test}" for test in tests)],
         ]
         process = subprocess.Popen(
@@ -65,7 +67,7 @@ class Checkout:
             start_new_session=True,
         )
         try:
-            output, _ = process.communicate(timeout=longest_s)
+            output, _ = process.communicate(timeout=_LONGEST_RUN_S)
             return process.returncode, output
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
@@ -73,11 +75,14 @@ class Checkout:
 
     def verdict(self, fault: PlantedFault) -> str:
         """Empty if a test notices the fault, else what is wrong."""
+        status, output = self._test_without_faults(fault.tests)
+        if status != _PASSED:
+            return f"NOT JUDGED (without the fault pytest {status})\n{output[-2_000:]}"
         path = self._path / fault.path
         text = path.read_text()
         path.write_text(fault.text)
         try:
-            status, output = self.test(fault.tests, _LONGEST_RUN_S)
+            status, output = self._test(fault.tests)
         finally:
             path.write_text(text)
         if status == _FAILED:
@@ -87,15 +92,11 @@ class Checkout:
 
 def run(faults: Sequence[PlantedFault], jobs: int, directory: Path) -> int:
     """Judge faults, and print each; returns how many are not noticed."""
-    checkouts = [Checkout(directory / str(job)) for job in range(jobs)]
-    status, output = checkouts[0].test(sorted({test for fault in faults for test in fault.tests}))
-    if status != _PASSED:
-        raise NotApplicable(f"The tests fail without any fault:\n{output[-4_000:]}")
 
     def judge(job: int) -> int:
-        verdicts = []
+        checkout, verdicts = Checkout(directory / str(job)), []
         for fault in faults[job::jobs]:
-            verdicts.append(checkouts[job].verdict(fault))
+            verdicts.append(checkout.verdict(fault))
             print(f"{fault.name}: {verdicts[-1] or 'noticed'}", flush=True)
         return sum(map(bool, verdicts))
 

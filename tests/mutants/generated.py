@@ -82,7 +82,7 @@ def _replacements(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
                 yield node, ast.BoolOp(ast.And(), values)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 yield node, operand
-            case ast.Constant(value=value) if type(value) in (int, float):
+            case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
                 yield node, ast.Constant(value + 1)
                 yield node, ast.Constant(value - 1)
             case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
