@@ -123,12 +123,12 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
             "end_to_end/test_bounds.py::test_a_replica_behind_answers_within_its_lag_alone",
         ),
         Mutant(
-            "time-in-transit-not-counted",
-            "the whole transit time of a slow answer counts as lag",
-            "forebay.wire.answer_aging:as_of_waited",
-            "begun if received_boot_ms - begun > IN_TRANSIT_MS else received_boot_ms",
-            "received_boot_ms",
-            "core/wire/test_answer_aging.py::test_a_slow_answer_is_as_of_its_request",
+            "lag-aged-down",
+            "the time that an answer waits is rounded up",
+            "forebay.lag:Lag.aged",
+            "math.ceil",
+            "math.floor",
+            "core/test_lag.py::test_lag_of_the_same_content_grows_with_time_alone",
         ),
         Mutant(
             "clock-set-back",
