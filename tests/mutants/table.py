@@ -270,7 +270,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
             "forebay_worker.reads.staleness_check:Admission.require_position",
             "wanted.log != log_digest(view.log)",
             "False",
-            "end_to_end/test_reads.py::test_a_position_of_another_log_is_a_conflict",
+            "service/reads/test_staleness_check.py::test_a_position_of_another_log_is_a_conflict_though_it_proves_no_history",
         ),
     ),
     "Availability": (
