@@ -461,7 +461,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "active-without-a-lease",
             "a worker without a valid lease answers as standby",
-            "forebay_worker.tasks.roles:role_of",
+            "forebay_worker.reads.staleness_check:role_of",
             "designated_boot_ms is None or now_boot_ms >= lease_until_boot_ms",
             "designated_boot_ms is None",
             "end_to_end/test_lease.py::test_a_worker_that_cannot_renew_its_lease_is_standby",
@@ -469,7 +469,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "active-at-designation",
             "an active is restoring until it reaches an end observed since its designation",
-            "forebay_worker.tasks.roles:role_of",
+            "forebay_worker.reads.staleness_check:role_of",
             'end_reached is not None and end_reached >= designated_boot_ms else "restoring"',
             'designated_boot_ms is not None else "restoring"',
             "end_to_end/test_replay.py::test_a_replaying_active_is_restoring",
