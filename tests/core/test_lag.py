@@ -228,6 +228,21 @@ def test_a_replica_that_knows_nothing_claims_nothing() -> None:
     assert lag_of(EMPTY_PROGRESS, boot_ms()) == UNKNOWN_LAG
 
 
+def test_lag_of_the_same_content_grows_with_time_alone() -> None:
+    assert Lag(3, 10, None).aged(1.2) == Lag(3, 12, None)
+    assert Lag(None, None, 5).aged(0.0) == Lag(None, None, 5)
+
+
+def test_observation_beyond_the_content_leaves_what_earlier_ones_have_proven() -> None:
+    reached, beyond = EndOffsets(), EndOffsets()
+    reached.observe(EndOffset(40, 1000.0))
+    beyond.observe(EndOffset(50, 2000.0))
+    progress = EMPTY_PROGRESS._replace(position=40, consistent_position=40).observed(reached)
+    assert lag_of(progress, 1500.0) == Lag(0, 500, None)
+    assert lag_of(progress.observed(beyond), 2500.0) == Lag(10, 1500, None)
+    assert progress.observed(beyond).end_reached_boot_ms == 1000.0
+
+
 def test_record_lag_counts_from_the_consistent_offset() -> None:
     progress = EMPTY_PROGRESS._replace(position=90, applying_to=95, consistent_position=40, end_offset=100)
     assert lag_of(progress, 0.0).record_lag == 60

@@ -141,6 +141,23 @@ def test_changelog_record_keeps_its_key_and_times(layout: Layout) -> None:
         assert keys.from_changelog(changelog_key, timestamp_ms) == keys.stored(plain, *times)
 
 
+@repeatable
+@given(layouts(KINDS), nasty_bytes)
+def test_beginning_selects_exactly_the_keys_that_begin_so(layout: Layout, beginning: bytes) -> None:
+    keys, entries = layout
+    if keys.codec.fixed_size is not None:
+        return
+    for entry in entries:
+        stored = keys.stored(entry.plain, *entry.times_ms)
+        assert stored.startswith(keys.beginning(beginning)) == entry.plain.startswith(beginning)
+
+
+def test_stored_times_keep_their_layout() -> None:
+    """State directories last: other bytes for a time would lose what is stored."""
+    keys = StoredKeys(STORE_KINDS["window"], KEY_CODECS["string"])
+    assert keys.stored(b"a", 5) == b"\x01a\x00\x01" + bytes.fromhex("8000000000000005")
+
+
 def test_windowed_changelog_keys_match_kafkas_layout() -> None:
     window = StoredKeys(STORE_KINDS["window"], KEY_CODECS["string"])
     assert window.split_changelog(b"AA" + (1000).to_bytes(8, "big"), 7) == (b"AA", (1000,))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 from pathlib import Path
 from typing import NamedTuple
 
+ROOT = Path(__file__).parents[2]
 FOLDERS = {
     "forebay": "core",
     "forebay_changelog": "changelog",
@@ -22,14 +22,14 @@ FOLDERS = {
 
 
 class NotApplicable(Exception):
-    """A mutant no longer fits the code, or a test that it names is gone."""
+    """A fault does not fit the code, or a test that must notice it is gone."""
 
 
 class Mutant(NamedTuple):
-    """One planted fault, and the tests of which at least one must fail.
+    """One planted fault, and the test that must fail.
 
     ``symbol`` is ``module:qualname``, so the fault stays where it is meant when lines move. ``old`` occurs in that
-    symbol's source exactly once.
+    symbol's source exactly once. ``test`` is pytest's node id, relative to ``tests/``.
     """
 
     name: str
@@ -37,32 +37,38 @@ class Mutant(NamedTuple):
     symbol: str
     old: str
     new: str
-    tests: tuple[str, ...]
-    """Node ids of pytest, relative to ``tests/``."""
+    test: str
 
     @property
     def path(self) -> Path:
         """The module's file, relative to the repository."""
-        package, *rest = self.symbol.partition(":")[0].split(".")
-        module = Path(FOLDERS[package], package, *rest)
-        return module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+        return module_path(self.symbol.partition(":")[0])
 
 
-def _parsed(text: str) -> ast.Module:
-    """A module's tree. Why repeated: a thread that parses at the same time upsets CPython 3.11 (gh-106905)."""
-    for _ in range(100):
-        with contextlib.suppress(SystemError):
-            return ast.parse(text)
-    return ast.parse(text)
+class PlantedFault(NamedTuple):
+    """The text of a module with a fault, and the tests of which one must notice it."""
+
+    name: str
+    path: Path
+    text: str
+    tests: tuple[str, ...]
+
+
+def module_path(module: str) -> Path:
+    """A module's file, relative to the repository."""
+    package, *rest = module.split(".")
+    if package not in FOLDERS:
+        raise NotApplicable(f"there is no package {package}")
+    path = Path(FOLDERS[package], package, *rest)
+    return path / "__init__.py" if (ROOT / path).is_dir() else path.with_suffix(".py")
 
 
 def mutated(mutant: Mutant, text: str) -> str:
     """A module's text with the fault planted; raises ``NotApplicable``."""
-    qualname = mutant.symbol.partition(":")[2]
-    lines = text.splitlines(keepends=True)
-    node = _find(_parsed(text), qualname.split("."))
+    node = _find(ast.parse(text), mutant.symbol.partition(":")[2].split("."))
     if node is None:
         raise NotApplicable(f"{mutant.name}: there is no {mutant.symbol}")
+    lines = text.splitlines(keepends=True)
     first, end = node.lineno - 1, node.end_lineno
     source = "".join(lines[first:end])
     count = source.count(mutant.old)
@@ -70,40 +76,40 @@ def mutated(mutant: Mutant, text: str) -> str:
         raise NotApplicable(f"{mutant.name}: {mutant.symbol} contains {mutant.old!r} {count} times, not once")
     changed = "".join([*lines[:first], source.replace(mutant.old, mutant.new), *lines[end:]])
     try:
-        _parsed(changed)
+        ast.parse(changed)
     except SyntaxError as error:
         raise NotApplicable(f"{mutant.name}: what it makes of {mutant.symbol} is no Python ({error})") from None
     return changed
 
 
-def check(mutant: Mutant, root: Path) -> None:
-    """Raise ``NotApplicable`` unless the fault can be planted in a checkout, and its tests are there."""
-    if not (root / mutant.path).is_file():
+def plant(mutant: Mutant) -> PlantedFault:
+    """A mutant in this code; raises ``NotApplicable`` if it does not fit the code, or its test is gone."""
+    if not (ROOT / mutant.path).is_file():
         raise NotApplicable(f"{mutant.name}: there is no {mutant.path}")
-    mutated(mutant, (root / mutant.path).read_text())
-    if not mutant.tests:
-        raise NotApplicable(f"{mutant.name}: it names no test")
-    for test in mutant.tests:
-        path, _, function = test.partition("::")
-        if function.partition("[")[0] not in _functions(root / "tests" / path):
-            raise NotApplicable(f"{mutant.name}: there is no test {test}")
+    path, _, function = mutant.test.partition("::")
+    if function.partition("[")[0] not in _functions(ROOT / "tests" / path):
+        raise NotApplicable(f"{mutant.name}: there is no test {mutant.test}")
+    text = mutated(mutant, (ROOT / mutant.path).read_text())
+    return PlantedFault(mutant.name, mutant.path, text, (mutant.test,))
 
 
 def _find(tree: ast.AST, names: list[str]) -> ast.stmt | None:
     """The class, function or assignment with a qualified name."""
     for node in ast.iter_child_nodes(tree):
-        if names[0] in _names(node):
-            assert isinstance(node, ast.stmt)
+        if isinstance(node, ast.stmt) and names[0] in _names(node):
             return node if len(names) == 1 else _find(node, names[1:])
     return None
 
 
-def _names(node: ast.AST) -> set[str]:
-    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        return {node.name}
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    found = [name for target in targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
-    return {name.id for name in found if isinstance(name, ast.Name)} if isinstance(node, ast.stmt) else set()
+def _names(node: ast.stmt) -> set[str]:
+    match node:
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return {name}
+        case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+            return {name}
+        case ast.Assign(targets=[ast.Tuple(elts=elements)]):
+            return {element.id for element in elements if isinstance(element, ast.Name)}
+    return set()
 
 
 def _functions(path: Path) -> set[str]:

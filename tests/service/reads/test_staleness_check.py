@@ -15,6 +15,7 @@ from forebay.errors import (
     NotReady,
     PartitionerMismatch,
     PositionNotReached,
+    PositionOfAnotherLog,
     Problem,
 )
 from forebay.lag import UNKNOWN_LAG, Tolerance
@@ -89,6 +90,13 @@ def test_a_position_is_not_reached_in_the_middle_of_a_replay(tmp_path):
     progress(replica, position=10, applying_to=10, consistent_position=4, end_offset=12)
     assert read(admission, f"min_position={position(4)}").status == 200
     assert isinstance(refused(admission, f"min_position={position(5)}"), PositionNotReached)
+
+
+def test_a_position_of_another_log_is_a_conflict_though_it_proves_no_history(tmp_path):
+    admission, _ = held(tmp_path)
+    other = encode_position(Position(log_digest("other"), {0: 0}))
+    with pytest.raises(PositionOfAnotherLog):
+        read(admission, f"min_position={other}")
 
 
 def test_a_token_covers_what_is_being_applied(tmp_path):
