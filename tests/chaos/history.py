@@ -58,9 +58,9 @@ class Portion:
             "max_age_ms": self.age_ms,
         }
 
-    def named_ms(self, asked_ms: float) -> float:
+    def named_ms(self, observed_at_ms: float) -> float:
         """The time that its lag names; see ``named_ms``."""
-        return named_ms(asked_ms, self.record_lag, self.time_lag_ms, self.age_ms)
+        return named_ms(observed_at_ms, self.record_lag, self.time_lag_ms, self.age_ms)
 
 
 @dataclass(frozen=True)
@@ -301,11 +301,11 @@ def _restored_followed(document: dict[str, Any]) -> Followed:
     return Followed(**document)
 
 
-def named_ms(asked_ms: float, record_lag: int | None, time_lag_ms: int | None, age_ms: int | None) -> float:
+def named_ms(observed_at_ms: float, record_lag: int | None, time_lag_ms: int | None, age_ms: int | None) -> float:
     """The time as of which a lag says that an answer is, if it names none the earliest."""
     if record_lag is not None:
-        return asked_ms
-    return asked_ms - min((lag for lag in (time_lag_ms, age_ms) if lag is not None), default=math.inf)
+        return observed_at_ms
+    return observed_at_ms - min((lag for lag in (time_lag_ms, age_ms) if lag is not None), default=math.inf)
 
 
 def value_of(item: Item, serial: int) -> dict[str, Any]:
