@@ -59,6 +59,8 @@ class KafkaWriter:
         self._on_finding = on_finding
         self._producers: dict[str, Producer] = {}
         self._batch = 0
+        self._unproven: set[str] = set()
+        """Stores to which no producer has committed anything since the log was cut."""
 
     def write(self, spec: StoreSpec, rows: Mapping[int, list[Row]], generated_ms: float) -> list[Record]:
         self._batch += 1
@@ -73,7 +75,7 @@ class KafkaWriter:
             producer.produce(
                 spec.topic, beat, heartbeat_key(spec.name), partition, headers=[(HEARTBEAT_HEADER, b"")]
             )
-        return self._end(producer, written)
+        return self._end(spec.name, producer, written)
 
     def end(self, tp: TopicPartition) -> int:
         """A partition's end once nothing is open: a commit returns before its markers are in the log."""
@@ -94,6 +96,7 @@ class KafkaWriter:
 
     def renew(self) -> None:
         """Write with new producers: what they know of a log's end may have been lost."""
+        self._unproven = {*self._producers}
         self._producers.clear()
 
     def _produce(
@@ -109,12 +112,16 @@ class KafkaWriter:
 
         producer.produce(spec.topic, value, key, partition, on_delivery=delivered, timestamp=timestamp_ms)
 
-    def _end(self, producer: Producer, written: list[Record]) -> list[Record]:
-        """Commit or abort; returns the records as they ended."""
+    def _end(self, store: str, producer: Producer, written: list[Record]) -> list[Record]:
+        """Commit or abort; returns the records as they ended.
+
+        The first batch after a cut is committed: a position in place of which there are only aborted records is not
+        known to be lost (docs/kafka.md).
+        """
         if self._chooser.random() < HELD_OPEN:
             producer.flush(_TIMEOUT_S)
             time.sleep(self._chooser.uniform(0, LONGEST_OPEN_S))
-        if self._chooser.random() < ABORTED:
+        if self._chooser.random() < ABORTED and store not in self._unproven:
             producer.flush(_TIMEOUT_S)
             _insist(producer.abort_transaction)
             self._on_finding(Finding("abort", f"{len(written)} records", boot_ms()))
@@ -127,6 +134,7 @@ class KafkaWriter:
             _insist(producer.abort_transaction)
             return written
         committed_ms = boot_ms()
+        self._unproven.discard(store)
         return [Record(**{**vars(record), "committed_ms": committed_ms}) for record in written]
 
     def _producer(self, spec: StoreSpec) -> Producer:
