@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -40,6 +40,14 @@ from forebay_tap.spark_checkpoint.errors import (
 from forebay_tap.spark_checkpoint.operators import Operator
 from forebay_tap.store_log import LogReplaced, StoreLog
 
+log = logging.getLogger(__name__)
+
+_ROWS_AT_ONCE = 20_000
+"""So many records of a copy are written together."""
+_SIGN_OF_LIFE_MS = 10_000
+"""So often a tap appends a heartbeat that says nothing else: as often as Spark reports an idle query."""
+CANNOT_FOLLOW = (VersionPurged, LineageMismatch, CheckpointFileCorrupt)
+"""What a batch's changes may be lost to: the state is copied anew."""
 _MOST_LOST = 3
 _REMEDY = "raise spark.sql.streaming.minBatchesToRetain of the query"
 
@@ -77,14 +85,27 @@ class CopyAttempts:
         return newest
 
 
-log = logging.getLogger(__name__)
+@dataclass
+class _Table:
+    """A table that is followed: where its log is, and what makes records of its state."""
 
-_ROWS_AT_ONCE = 20_000
-"""So many records of a copy are written together."""
-_SIGN_OF_LIFE_MS = 10_000
-"""So often a tap appends a heartbeat that says nothing else: as often as Spark reports an idle query."""
-CANNOT_FOLLOW = (VersionPurged, LineageMismatch, CheckpointFileCorrupt)
-"""What a batch's changes may be lost to: the state is copied anew."""
+    position: TapPosition
+    conversion: Conversion
+    content: ContentIndex | None = None
+    """What the log holds, if batches can only be compared with it."""
+    is_interrupted: bool = False
+    """Whether something failed between reading changes and writing their records: what is remembered of the state
+    is ahead of the log then."""
+
+    @property
+    def mapping(self) -> TableMapping:
+        """How the table's columns become a store's."""
+        return self.conversion.mapping
+
+    @property
+    def partitions(self) -> range:
+        """The table's partitions."""
+        return range(self.mapping.table.partitions)
 
 
 class StoreTap:
@@ -112,23 +133,29 @@ class StoreTap:
         self._log = StoreLog(changelog, spec, writer or spec.name, on_written)
         self._clock_ms = clock_ms
         self._take_over = take_over
-        self._position: TapPosition | None = None
-        self._conversion: Conversion | None = None
-        self._content: ContentIndex | None = None
-        """What the log holds, if batches can only be compared with it."""
+        self._written: TapPosition | None = None
+        """What was found in the log, until the table is followed."""
+        self._followed: _Table | None = None
         self._is_filling = False
         """Whether the log has never had all of this query's state."""
         self._operator: Operator | None = None
-        self._is_interrupted = False
-        """Whether something failed between reading changes and writing their records: what is remembered of the
-        state is ahead of the log then."""
         self._as_of_ms: int | None = None
         self._beat_due_ms = 0
 
     @property
     def batch(self) -> int | None:
         """The batch up to which the log has the state; None before ``begin``."""
-        return None if self._position is None else self._position.batch
+        position = self._last_position
+        return None if position is None else position.batch
+
+    @property
+    def _last_position(self) -> TapPosition | None:
+        return self._written if self._followed is None else self._followed.position
+
+    @property
+    def _table(self) -> _Table:
+        assert self._followed is not None, "begin() comes first"
+        return self._followed
 
     def begin(self, newest: int) -> None:
         """Go on from where the log is, or copy the state as the newest batch left it."""
@@ -145,15 +172,13 @@ class StoreTap:
             return
         has_all = written is not None and not written.filling and is_in_log(written, self._log.identity)
         self._is_filling = not has_all
-        self._position = written
+        self._written, self._followed = written, None
         self.copy(newest, why_not_continued(written, self._log.identity))
 
     def has_batch(self) -> bool:
         """Whether the checkpoint still has the batch that the log has; it does not once the query was set back."""
-        assert self._position is not None
-        assert self._conversion is not None
-        unfinished, digest = self._position.batch < 0, self._conversion.mapping.digest
-        return unfinished or is_continued(self._checkpoint, self._position, digest, self._log.identity)
+        position, digest = self._table.position, self._table.mapping.digest
+        return position.batch < 0 or is_continued(self._checkpoint, position, digest, self._log.identity)
 
     def follow(self, batch: int) -> int:
         """Write what a batch changed; it must be the next, and have ended. Returns how many records that took.
@@ -167,36 +192,33 @@ class StoreTap:
             return self._copy_to_new_log(batch, error)
 
     def _follow(self, batch: int) -> int:
-        position, conversion = self._position, self._conversion
-        assert position is not None
-        assert conversion is not None
-        mapping = conversion.mapping
-        if self._is_interrupted and (position.batch < 0 or self._content is not None):
-            return self.copy(batch, "a copy of it was interrupted", compares=self._content is not None)
+        table = self._table
+        if table.is_interrupted and (table.position.batch < 0 or table.content is not None):
+            return self.copy(batch, "a copy of it was interrupted", compares=table.content is not None)
         if self._checkpoint.ended_operator(self.operator, batch) != self._operator:
             return self.copy(batch, "the operator, its schema or its partitions have changed")
-        if self._content is not None:
+        if table.content is not None:
             try:
-                return self._compare(batch, Gap())
+                return self._compare(table.content, batch, Gap())
             except CANNOT_FOLLOW as error:
                 return self.copy(self._checkpoint.newest_batch(), str(error), compares=True)
         # Before it is read: if it is run again meanwhile, what was read is not continued.
         rows, lineage = BatchRows(self.spec), self._lineage(batch)
         try:
             self._remember_if_interrupted()
-            self._is_interrupted = True
-            for partition in range(mapping.table.partitions):
+            table.is_interrupted = True
+            of_table = table.mapping.table
+            for partition in table.partitions:
                 blocks = self._checkpoint.change_blocks(
-                    self.operator, partition, batch + 1, batch + 1, mapping.table.store, mapping.table.family
+                    self.operator, partition, batch + 1, batch + 1, of_table.store, of_table.family
                 )
-                rows.add_all(conversion.apply(blocks, self._now_ms()))
+                rows.add_all(table.conversion.apply(blocks, self._now_ms()))
         except CANNOT_FOLLOW as error:
             return self.copy(self._checkpoint.newest_batch(), str(error))
         except StateUnsupported as error:
             log.warning("%s: %s Until then every batch is compared with the whole log.", self.spec.name, error)
             return self.copy(batch, "its changes are not kept", compares=True)
         self._append(batch, lineage, rows, batch_id=batch)
-        self._is_interrupted = False
         return rows.count
 
     def copy(self, batch: int, reason: str, *, compares: bool = False) -> int:
@@ -227,7 +249,7 @@ class StoreTap:
     def _copy_to_new_log(self, batch: int, error: LogReplaced) -> int:
         log.warning("%s: %s while the tap was running", self.spec.name, error)
         self._is_filling = True
-        return self.copy(batch, str(error), compares=self._content is not None)
+        return self.copy(batch, str(error), compares=self._table.content is not None)
 
     def _copy(self, batch: int, reason: str, *, compares: bool) -> int:
         mapping = self._mapping(batch)
@@ -240,15 +262,15 @@ class StoreTap:
         position = TapPosition(
             self._checkpoint.id, new_copy(), -1, lineage, self._is_filling, gap.proven_ms, gap.unproven
         )
-        self._adopt(position, mapping)
-        self._is_interrupted = True
+        table = self._adopt(position, mapping)
+        table.is_interrupted = True
         # Whoever wrote under this name until now adds nothing behind what is read.
         self._log.write(position, BatchRows(self.spec), batch_id=None)
-        self._content = content = self._log.content()
-        written = self._compare(batch, gap)
+        table.content = content = self._log.content()
+        written = self._compare(content, batch, gap)
         self._is_filling = False
         if not compares:
-            self._content = None
+            table.content = None
         log.info(
             "%s: its log has the state of batch %d after %d records, of which %d delete what the state lacks",
             self.spec.name,
@@ -260,7 +282,7 @@ class StoreTap:
 
     def _gap(self, batch: int, mapping: TableMapping, *, compares: bool) -> Gap:
         """What a copy cannot tell of entries that have left the state, and are to stay in the store."""
-        position, spec = self._position, self.spec
+        position, spec = self._last_position, self.spec
         if not mapping.keeps_ended:
             return Gap()
         if compares and position is not None and position.batch == batch - 1:
@@ -272,24 +294,22 @@ class StoreTap:
     def expire(self) -> int:
         """Delete what Spark hides from now on, though its state still holds it; returns how many records that
         took."""
-        conversion, position = self._conversion, self._position
-        assert conversion is not None
-        assert position is not None
+        table = self._table
         try:
             self._remember_if_interrupted()
         except CANNOT_FOLLOW as error:
             return self.copy(self._checkpoint.newest_batch(), str(error))
-        now_ms, due_ms = self._now_ms(), conversion.next_expiry_ms()
+        now_ms, due_ms = self._now_ms(), table.conversion.next_expiry_ms()
         if due_ms is None or due_ms > now_ms:
             return 0
         rows = BatchRows(self.spec)
-        self._is_interrupted = True
-        rows.add_all(conversion.expire(now_ms))
+        table.is_interrupted = True
+        rows.add_all(table.conversion.expire(now_ms))
         try:
-            self._log.write(position, rows, batch_id=None)
+            self._log.write(table.position, rows, batch_id=None)
         except LogReplaced as error:
             return self._copy_to_new_log(self._checkpoint.newest_batch(), error)
-        self._is_interrupted = False
+        table.is_interrupted = False
         return rows.count
 
     def beat(self, as_of_ms: int | None) -> None:
@@ -297,14 +317,13 @@ class StoreTap:
 
         Without news, state every ten seconds that the tap runs: workers name a writer that is silent.
         """
-        position, now_ms = self._position, self._now_ms()
-        assert position is not None
+        now_ms = self._now_ms()
         is_news = as_of_ms is not None and (self._as_of_ms is None or as_of_ms > self._as_of_ms)
         if not is_news and now_ms < self._beat_due_ms:
             return
         self._as_of_ms = as_of_ms if is_news else self._as_of_ms
         self._beat_due_ms = now_ms + _SIGN_OF_LIFE_MS
-        self._log.beat(position, self._as_of_ms)
+        self._log.beat(self._table.position, self._as_of_ms)
 
     def _now_ms(self) -> int:
         return int(self._clock_ms())
@@ -313,50 +332,42 @@ class StoreTap:
         self._operator = self._checkpoint.ended_operator(self.operator, batch)
         return TableMapping(self.spec, self._operator)
 
-    def _adopt(self, position: TapPosition, mapping: TableMapping) -> None:
-        self._position = position
-        self._conversion = open_conversion(mapping)
-        self._content = None
-        self._is_interrupted = False
+    def _adopt(self, position: TapPosition, mapping: TableMapping) -> _Table:
+        self._followed = _Table(position, open_conversion(mapping))
         self._as_of_ms = None
+        return self._followed
 
     def _remember(self, batch: int) -> None:
         """Load what later changes need of the state that the log has."""
-        conversion = self._conversion
-        assert conversion is not None
+        conversion = self._table.conversion
         if conversion.remembers:
-            for partition in range(conversion.mapping.table.partitions):
+            for partition in self._table.partitions:
                 for _ in conversion.load(self._entries(partition, batch), self._now_ms()):
                     pass
 
     def _remember_if_interrupted(self) -> None:
         """Load anew what is remembered, if that is ahead of the log."""
-        assert self._position is not None
-        assert self._conversion is not None
-        if self._is_interrupted:
-            self._conversion.clear()
-            self._remember(self._position.batch)
-            self._is_interrupted = False
+        table = self._table
+        if table.is_interrupted:
+            table.conversion.clear()
+            self._remember(table.position.batch)
+            table.is_interrupted = False
 
-    def _compare(self, batch: int, gap: Gap) -> int:
+    def _compare(self, content: ContentIndex, batch: int, gap: Gap) -> int:
         """Write where the log differs from the state as a batch left it, and withdraw what is in a gap."""
-        conversion, position, content = self._conversion, self._position, self._content
-        assert conversion is not None
-        assert position is not None
-        assert content is not None
-        self._is_interrupted = True
+        table = self._table
+        table.is_interrupted = True
         lineage = self._lineage(batch)
-        conversion.clear()
+        table.conversion.clear()
         content.begin()
-        partitions = (self._entries(each, batch) for each in range(conversion.mapping.table.partitions))
+        partitions = (self._entries(each, batch) for each in table.partitions)
         is_withdrawn = partial(gap.is_withdrawn, self.spec)
-        differences = content_differences(conversion, content, partitions, self._now_ms, is_withdrawn)
+        differences = content_differences(table.conversion, content, partitions, self._now_ms, is_withdrawn)
         written = 0
         while (rows := self._next_rows(differences)).count == _ROWS_AT_ONCE:
-            self._log.write(position, rows, batch_id=None)
+            self._log.write(table.position, rows, batch_id=None)
             written += rows.count
         self._append(batch, lineage, rows, batch_id=None)
-        self._is_interrupted = False
         return written + rows.count
 
     def _next_rows(self, records: Iterator[StoreRecord]) -> BatchRows:
@@ -365,29 +376,24 @@ class StoreTap:
         return rows
 
     def _entries(self, partition: int, batch: int) -> Iterable[StateEntry]:
-        assert self._conversion is not None
-        table = self._conversion.mapping.table
+        table = self._table.mapping.table
         return self._checkpoint.snapshot(self.operator, partition, batch + 1, table.store, table.family)
 
     def _lineage(self, batch: int) -> str:
-        assert self._conversion is not None
-        checkpoint, digest = self._checkpoint, self._conversion.mapping.digest
+        checkpoint, digest = self._checkpoint, self._table.mapping.digest
         return lineage_of(checkpoint.ended_file, checkpoint.ended_status, batch, digest, self._log.identity)
 
     def _proven(self, batch: int) -> dict[str, Any]:
         """What a position says of entries that have ended, once the log has a batch."""
-        assert self._position is not None
-        assert self._conversion is not None
-        if not self._conversion.mapping.keeps_ended:
+        if not self._table.mapping.keeps_ended:
             return {"watermark_ms": None, "unproven": ()}
         watermark_ms = self._checkpoint.ended_offsets(batch).watermark_ms
-        unproven = still_unproven(self._position.unproven, self.spec, watermark_ms)
+        unproven = still_unproven(self._table.position.unproven, self.spec, watermark_ms)
         return {"watermark_ms": watermark_ms, "unproven": unproven}
 
     def _append(self, batch: int, lineage: str, rows: BatchRows, *, batch_id: int | None) -> None:
         """Write the last rows of a batch, after which the log has it."""
-        position = self._position
-        assert position is not None
-        reached = replace(position, batch=batch, lineage=lineage, filling=False, **self._proven(batch))
+        table = self._table
+        reached = replace(table.position, batch=batch, lineage=lineage, filling=False, **self._proven(batch))
         self._log.write(reached, rows, batch_id=batch_id)
-        self._position = reached
+        table.position, table.is_interrupted = reached, False
