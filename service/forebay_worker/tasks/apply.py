@@ -104,7 +104,6 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     replica.key_watchers.wake(map(replica.spec.stored_keys.prefix_of, fold.changes))
     replica.records_applied += len(batch.records)
     replica.records_skipped += skipped
-    replica.records_unchecked += batch.unchecked
     replica.note_ahead(fold.ahead)
     if stopped_by is not None:
         raise stopped_by
