@@ -132,7 +132,7 @@ def _fold_files(
     pulse_due = time.monotonic() + _PULSE_S
     while target < 0 or committed.position < target:
         batch = _next_batch(consumer, tp, job.patience_s)
-        if continuity_fault(spec, job.log, committed, committed.last_end_reached_epoch_ms, batch) is not None:
+        if continuity_fault(spec, job.log, committed, committed.end_reached_epoch_ms, batch) is not None:
             # The applier takes over and finds the same.
             return
         failure = consumer.failures().get(tp)
