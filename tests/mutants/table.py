@@ -3279,14 +3279,6 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tap/test_store_tap.py::test_lost_partitions_are_filled_by_the_next_start",),
     ),
     Mutant(
-        "tap-copies-after-an-upgrade",
-        "a position that an earlier version wrote is continued",
-        "forebay_tap.lineage:is_continued",
-        "[: len(members)] == members",
-        "== members",
-        ("tap/test_store_tap.py::test_position_of_an_earlier_version_is_continued",),
-    ),
-    Mutant(
         "tap-ends-with-a-purged-copy",
         "a copy whose batch Spark has purged goes on with the newest",
         "forebay_tap.copy_attempts:CopyAttempts.next_batch",
