@@ -1,4 +1,3 @@
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from forebay.settings import (
     WorkerSettings,
     load_settings,
     parse_setting,
-    settings_for,
 )
 from forebay.streams_metadata import HostInfo
 
@@ -227,11 +225,6 @@ def test_a_value_is_read_by_the_settings_kind(one: Setting, raw: Any, value: Any
 def test_value_of_the_wrong_kind_names_its_source(one: Setting, raw: Any) -> None:
     with pytest.raises(SettingError, match=r"^--here: "):
         parse_setting(one, raw, "--here")
-
-
-@pytest.mark.parametrize(("tier", "made"), [("worker", WorkerSettings), ("router", RouterSettings)])
-def test_the_table_and_a_tiers_settings_name_the_same(tier: Tier, made: type) -> None:
-    assert [field.name for field in dataclasses.fields(made)] == [item.name for item in settings_for(tier)]
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:1", "[::]:1", "[0:0::0]:1"])
