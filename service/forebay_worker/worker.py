@@ -92,11 +92,7 @@ class Worker:
             StoreFactory(
                 self._directory, self._changelog, self._memory, settings.statestore_checkpoint_interval_ms
             ),
-            RecoveryPolicy(
-                settings.poll_interval_ms,
-                settings.apply_records_per_second,
-                settings.restore_processes,
-            ),
+            RecoveryPolicy(settings.apply_records_per_second, settings.restore_processes),
             settings.state_cleanup_delay_ms,
         )
         self._health_monitor = HealthMonitor(settings.standby_rebuild_delay_ms)

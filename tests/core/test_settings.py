@@ -48,8 +48,8 @@ def test_an_empty_variable_is_none(tmp_path: Path) -> None:
 
 
 def test_without_a_given_environment_the_processes_own_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FOREBAY_POLL_INTERVAL_MS", "77")
-    assert load_settings("worker", WORKER_FLAGS)["poll_interval_ms"] == 77
+    monkeypatch.setenv("FOREBAY_DRAIN_MS", "77")
+    assert load_settings("worker", WORKER_FLAGS)["drain_ms"] == 77
 
 
 @pytest.mark.parametrize("missing", sorted(WORKER_FLAGS))

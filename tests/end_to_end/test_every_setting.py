@@ -535,8 +535,8 @@ def creates_no_topics(_: Stage, built: Built) -> None:
 
 
 def brings_replicas_forward(_: Stage, built: Built) -> None:
-    tasks: Any = built.worker(poll_interval_ms=77, apply_records_per_second=78, restore_processes=9).tasks
-    assert (tasks.applier._poll_interval_ms, tasks.applier._records_per_second) == (77, 78)
+    tasks: Any = built.worker(apply_records_per_second=78, restore_processes=9).tasks
+    assert tasks.applier._records_per_second == 78
     assert tasks.bulk_restore._processes == 9
 
 
@@ -605,7 +605,6 @@ WORKER: dict[str, Shows | str] = {
     "returns": says_that_it_leaves_for_good,
     "initial_rebalance_delay_ms": keeps_the_groups_times,
     "create_topics": creates_no_topics,
-    "poll_interval_ms": brings_replicas_forward,
     "apply_records_per_second": brings_replicas_forward,
     "restore_processes": brings_replicas_forward,
     "statestore_checkpoint_interval_ms": writes_offsets,

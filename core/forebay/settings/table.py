@@ -209,11 +209,6 @@ class WorkerSettings(TierSettings):
     create_topics: bool = setting(
         "Whether workers create missing changelog topics. If not, `forebay topology apply` creates them.", True
     )
-    poll_interval_ms: int = setting(
-        "Pause between polls of idle logs, longer if there are many. SQLite logs are read as soon as they change.",
-        10,
-        least=1,
-    )
     apply_records_per_second: int = setting(
         "Total records applied a second at most, to leave disk and processor time to reads. 0 sets no limit.", 0
     )
