@@ -1176,14 +1176,6 @@ MUTANTS: tuple[Mutant, ...] = (
         ("service/state/test_durable_steps.py::test_a_checkpoint_is_never_ahead_of_its_store",),
     ),
     Mutant(
-        "relocation-though-off",
-        "with automatic_state_relocation off a start refuses",
-        "forebay_worker.state.relocate:refuse_misplaced",
-        "if moves:",
-        "if False:",
-        ("service/state/test_relocation_plan.py::test_with_relocation_off_a_start_refuses_with_the_plan",),
-    ),
-    Mutant(
         "relocation-keeps-the-older",
         "of two copies of one log the one with the larger offset stays",
         "forebay_worker.state.relocation_plan:_surpasses",
