@@ -106,7 +106,6 @@ class Worker:
             str(host),
             self.tasks,
             self.membership.member,
-            settings.end_offset_max_age_ms,
             self._ceiling,
         )
         self.reads = Reads(self.admission, settings.max_answer_bytes)

@@ -547,11 +547,6 @@ def deletes_what_the_topology_lacks(stage: Stage, _: Built) -> None:
     wait_until(lambda: not stray.exists(), "the deletion of a store that is in no topology")
 
 
-def trusts_ends_for_so_long(_: Stage, built: Built) -> None:
-    worker: Any = built.worker(end_offset_max_age_ms=77)
-    assert worker.admission._end_offset_max_age_ms == 77
-
-
 def is_held_to_the_ceiling(_: Stage, built: Built) -> None:
     worker = built.worker(record_lag_ceiling=1, time_lag_ceiling_ms=2, age_ceiling_ms=3)
     held = worker.admission.tolerance(worker.topology.stores[STORE], ReadParameters())
@@ -598,7 +593,6 @@ WORKER: dict[str, Shows | str] = {
     "restore_processes": brings_replicas_forward,
     "statestore_checkpoint_interval_ms": writes_offsets,
     "state_cleanup_delay_ms": deletes_what_the_topology_lacks,
-    "end_offset_max_age_ms": trusts_ends_for_so_long,
     "record_lag_ceiling": is_held_to_the_ceiling,
     "time_lag_ceiling_ms": is_held_to_the_ceiling,
     "age_ceiling_ms": is_held_to_the_ceiling,

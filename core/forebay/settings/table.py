@@ -224,9 +224,6 @@ class WorkerSettings(TierSettings):
         "from the release, whatever restarts follow.",
         600_000,
     )
-    end_offset_max_age_ms: int = setting(
-        "An end offset older than this proves no bound on record lag.", 5_000, least=1
-    )
     record_lag_ceiling: int | None = setting(
         "Limit on how many records any answer may be behind, whatever a request or a store tolerates."
     )
