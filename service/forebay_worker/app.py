@@ -37,7 +37,7 @@ from forebay.wire.answer_schemas.status import WorkerStatus
 from forebay.wire.answers import HttpAnswer, problem_answer
 from forebay.wire.batches import MOST_BODY_BYTES, BatchKeys, KeyResult, read_batch
 from forebay.wire.key_changes import resumed
-from forebay.wire.parameters import WORKER_PARAMETERS, ReadParameters, parse_parameters
+from forebay.wire.parameters import MOST_REQUEST_MS, WORKER_PARAMETERS, ReadParameters, parse_parameters
 from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
 from forebay_console.data_routes import Console, add_console_routes
 from forebay_console.page import add_console_page
@@ -230,9 +230,9 @@ def _wait_ms(worker: Worker, parameters: ReadParameters, headers: Mapping[str, s
     left = headers.get("forebay-deadline-ms", "")
     # A router reports what is left of its own time; it may allow no more than any client.
     if left.isdecimal() and len(left) < 9:
-        allowed_ms = min(int(left), settings.max_request_timeout_ms)
+        allowed_ms = min(int(left), MOST_REQUEST_MS)
     else:
-        allowed_ms = parameters.allowed_ms(settings.request_timeout_ms, settings.max_request_timeout_ms)
+        allowed_ms = parameters.allowed_ms(settings.request_timeout_ms)
     return min(wait_ms, allowed_ms - _TIME_TO_ANSWER_MS)
 
 

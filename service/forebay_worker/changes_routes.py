@@ -76,8 +76,7 @@ def _stream_endpoint(worker: Worker, metrics: WorkerMetrics, changes: StoreChang
             selection = changes.selection(request.path_params["store"], parameters)
             held = changes.held(selection, parameters.partition)
             source = HeldSource(changes, selection, parameters, held)
-            settings = worker.settings
-            timeout_ms = parameters.allowed_ms(settings.request_timeout_ms, settings.max_request_timeout_ms)
+            timeout_ms = parameters.allowed_ms(worker.settings.request_timeout_ms)
             response = await open_stream(
                 request, source, parameters, timeout_ms, tails, worker.limits, worker.streams
             )

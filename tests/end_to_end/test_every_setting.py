@@ -143,8 +143,6 @@ class Stage:
             f"sqlite:///{self.directory}/mine.db",
         )
         waits = (
-            "--max-request-timeout-ms",
-            "1500",
             "--max-waiting-reads",
             "1",
             "--max-answer-bytes",
@@ -317,11 +315,6 @@ def future(stage: Stage) -> str:
     """A position that the log does not reach."""
     reached = decode_position(stage.get("tokens", "worker", KEY).json()["position"])
     return encode_position(Position(reached.log, {part: offset + 99 for part, offset in reached.offsets.items()}))
-
-
-def ends_waits(stage: Stage, _: Built) -> None:
-    answer = stage.get("tokens", "worker", f"{KEY}?wait_ms=20000&min_position={future(stage)}")
-    assert answer.status_code == 412
 
 
 def closes_connections(tier: Tier, stage: Stage, _: Built) -> None:
@@ -599,7 +592,6 @@ WORKER: dict[str, Shows | str] = {
     "rocksdb_block_cache_bytes": has_a_block_cache,
     "rocksdb_write_buffer_bytes": has_write_buffers,
     "request_timeout_ms": ends_later_pages_in_time,
-    "max_request_timeout_ms": ends_waits,
     "max_waiting_reads": is_full_of_waiting_reads,
     "max_answer_bytes": functools.partial(refuses_large_batches, "tokens", "worker"),
 }
@@ -642,9 +634,7 @@ def polls_so_often(_: Stage, built: Built) -> None:
 
 
 def gives_requests_so_long(_: Stage, built: Built) -> None:
-    router = built.router(request_timeout_ms=77, max_request_timeout_ms=88)
-    assert router.timeout_ms(ReadParameters()) == 77
-    assert router.timeout_ms(ReadParameters(timeout_ms=99)) == 88
+    assert built.router(request_timeout_ms=77).timeout_ms(ReadParameters()) == 77
 
 
 def spares_a_full_worker(_: Stage, built: Built) -> None:
@@ -676,7 +666,6 @@ ROUTER: dict[str, Shows | str] = {
     "rack": prefers_its_rack,
     "own_host": prefers_its_own_host,
     "request_timeout_ms": gives_requests_so_long,
-    "max_request_timeout_ms": gives_requests_so_long,
     "max_waiting_reads": is_full_of_waiting_router_reads,
     "max_answer_bytes": functools.partial(refuses_large_batches, "encrypted", "router"),
     "max_in_flight_per_worker": spares_a_full_worker,

@@ -1907,7 +1907,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "time-without-ceiling",
         "no request takes longer than the ceiling",
         "forebay.wire.parameters:ReadParameters.allowed_ms",
-        "min(self.timeout_ms or default_ms + self.wait_ms, most_ms)",
+        "min(self.timeout_ms or default_ms + self.wait_ms, MOST_REQUEST_MS)",
         "self.timeout_ms or default_ms + self.wait_ms",
         ("core/wire/test_parameters.py::test_timeout_is_as_requested_up_to_the_ceiling",),
     ),

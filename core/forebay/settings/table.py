@@ -95,9 +95,8 @@ class TierSettings:
         "sends reads with `prefer=any` to workers of the same (KIP-392), as long as one is within the bounds."
     )
     request_timeout_ms: int = setting(
-        "Time that a request without `timeout_ms` may take, beside its `wait_ms`.", 1_000, least=1
+        "Time that a request without `timeout_ms` may take, beside its `wait_ms`.", 1_000, least=1, most=30_000
     )
-    max_request_timeout_ms: int = setting("Ceiling of `timeout_ms` and `wait_ms`.", 30_000, least=1)
     max_in_flight: int = setting(
         "Requests in flight above which a process answers 429. Of this and the following limits one client, by "
         "token or address, takes all but the last eighth.",
