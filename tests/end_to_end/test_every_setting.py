@@ -12,7 +12,6 @@ import os
 import socket
 import ssl
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from examples.ports import free_ports
 from forebay.clock import boot_ms
 from forebay.errors import Overloaded, SettingError, TopicMissing
 from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
-from forebay.position import Position, decode_position, encode_position
 from forebay.settings import RouterSettings, Tier, WorkerSettings, load_settings, settings_for
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
@@ -143,8 +141,6 @@ class Stage:
             f"sqlite:///{self.directory}/mine.db",
         )
         waits = (
-            "--max-waiting-reads",
-            "1",
             "--max-answer-bytes",
             str(ANSWER_BYTES),
         )
@@ -282,39 +278,14 @@ def gives_its_socket_to_the_group(tier: Tier, stage: Stage, _: Built) -> None:
 
 
 def is_full_of_requests(tier: Tier, _: Stage, built: Built) -> None:
-    is_full_at(7, limits_of(tier, built, max_in_flight=7).requests, r"7 requests .*max_in_flight")
+    limits = limits_of(tier, built, max_in_flight=7)
+    is_full_at(7, limits.requests, r"7 requests .*max_in_flight")
+    is_full_at(7, limits.waiting, r"7 reads already wait .*max_in_flight")
 
 
 def is_full_of_memory(tier: Tier, _: Stage, built: Built) -> None:
     limits = limits_of(tier, built, request_memory_bytes=16 * MEBIBYTE)
     is_full_at(16, limits.memory, "hold 16 MB .*request_memory_bytes", MEBIBYTE)
-
-
-def is_full_of_waiting_router_reads(_: Stage, built: Built) -> None:
-    router = built.router(max_waiting_reads=1)
-    router.admitted(Peer("one"), ReadParameters(wait_ms=1))
-    with pytest.raises(Overloaded, match="1 reads already wait"):
-        router.admitted(Peer("another"), ReadParameters(wait_ms=1))
-
-
-def is_full_of_waiting_reads(stage: Stage, _: Built) -> None:
-    path = f"{KEY}?wait_ms=1500&min_position={future(stage)}"
-    statuses: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: statuses.append(stage.get("tokens", "worker", path).status_code))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(statuses) == {412, 429}
-
-
-def future(stage: Stage) -> str:
-    """A position that the log does not reach."""
-    reached = decode_position(stage.get("tokens", "worker", KEY).json()["position"])
-    return encode_position(Position(reached.log, {part: offset + 99 for part, offset in reached.offsets.items()}))
 
 
 def closes_connections(tier: Tier, stage: Stage, _: Built) -> None:
@@ -592,7 +563,6 @@ WORKER: dict[str, Shows | str] = {
     "rocksdb_block_cache_bytes": has_a_block_cache,
     "rocksdb_write_buffer_bytes": has_write_buffers,
     "request_timeout_ms": ends_later_pages_in_time,
-    "max_waiting_reads": is_full_of_waiting_reads,
     "max_answer_bytes": functools.partial(refuses_large_batches, "tokens", "worker"),
 }
 
@@ -666,7 +636,6 @@ ROUTER: dict[str, Shows | str] = {
     "rack": prefers_its_rack,
     "own_host": prefers_its_own_host,
     "request_timeout_ms": gives_requests_so_long,
-    "max_waiting_reads": is_full_of_waiting_router_reads,
     "max_answer_bytes": functools.partial(refuses_large_batches, "encrypted", "router"),
     "max_in_flight_per_worker": spares_a_full_worker,
     "worker_poll_interval_ms": polls_so_often,

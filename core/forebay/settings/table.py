@@ -98,13 +98,10 @@ class TierSettings:
         "Time that a request without `timeout_ms` may take, beside its `wait_ms`.", 1_000, least=1, most=30_000
     )
     max_in_flight: int = setting(
-        "Requests in flight above which a process answers 429. Of this and the following limits one client, by "
-        "token or address, takes all but the last eighth.",
+        "Requests in flight above which a process answers 429, and as many reads beside them that wait for their "
+        "bounds. Of this and the following limits one client, by token or address, takes all but the last eighth.",
         4_096,
         least=1,
-    )
-    max_waiting_reads: int = setting(
-        "Reads with `wait_ms` in progress above which a process answers 429.", 4_096, least=1
     )
     request_memory_bytes: int = setting(
         "Memory for the bodies, pages and answers of requests in progress, above which a process answers 429.",

@@ -19,7 +19,6 @@ DIVIDED = frozenset(
         "rocksdb_block_cache_bytes",
         "rocksdb_write_buffer_bytes",
         "max_in_flight",
-        "max_waiting_reads",
         "request_memory_bytes",
         "max_connections",
         "max_event_streams",
