@@ -323,8 +323,8 @@ class BodyTooLarge(Problem):
 
 
 class AnswerTooLarge(Problem):
-    """The answer would be larger than ``max_answer_bytes``, or that of a single key than 64 MiB. Ask for fewer
-    keys or entries at once.
+    """The answer would be larger than 32 MiB or half of ``request_memory_bytes``, or that of a single key than
+    64 MiB. Ask for fewer keys or entries at once.
     """
 
     status, name, title = 413, "answer-too-large", "The answer would be too large"

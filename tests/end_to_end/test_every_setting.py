@@ -57,9 +57,7 @@ partitions = 2
 [[subtopology.store]]
 name = "{STORE}"
 """
-VALUES = {b"k%d" % i: json.dumps("v" * 1_000).encode() for i in range(20)}
-"""Together more than ``ANSWER_BYTES``."""
-ANSWER_BYTES = 16_000
+VALUES = {b"k1": b'"v"'}
 KEY = f"/v1/stores/{STORE}/keys/k1"
 ORIGIN = "https://a.example"
 LONG_KEY = "k" * 4_500
@@ -140,14 +138,10 @@ class Stage:
             "--group",
             f"sqlite:///{self.directory}/mine.db",
         )
-        waits = (
-            "--max-answer-bytes",
-            str(ANSWER_BYTES),
-        )
         few = ("--state-cleanup-delay-ms", "0", "--rocksdb-block-cache-bytes", str(9 * MEBIBYTE))
         worker = f"127.0.0.1:{port}"
         listen = ("--listen", f"{worker},unix:{self.socket_path('worker')}")
-        cluster.start_worker(worker, *both, *own, *waits, *few, *listen, ready=False)
+        cluster.start_worker(worker, *both, *own, *few, *listen, ready=False)
         router = f"127.0.0.1:{free_port()}"
         listen = ("--listen", f"{router},unix:{self.socket_path('router')}")
         token = ("--worker-token-file", f"{self.directory}/to-workers")
@@ -163,7 +157,7 @@ class Stage:
         worker = f"127.0.0.1:{port}"
         cluster.start_worker(worker, *both, "--advertise", f"localhost:{port}", ready=False)
         authority = ("--worker-ca-file", str(self.authority.file), "--seeds", f"localhost:{port}")
-        router = cluster.launch_router(*both, *authority, "--max-answer-bytes", str(ANSWER_BYTES))
+        router = cluster.launch_router(*both, *authority)
         self.address["encrypted", "worker"], self.address["encrypted", "router"] = worker, router
 
     def _start_several(self) -> None:
@@ -304,13 +298,6 @@ def is_closed(connection: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-def refuses_large_batches(name: str, tier: Tier, stage: Stage, _: Built) -> None:
-    url = f"{stage.url(name, tier)}/v1/stores/{STORE}/batch-get"
-    answer = stage.http[name].post(url, json={"keys": [f"k{i}" for i in range(20)]})
-    assert answer.status_code == 413
-    assert f"{ANSWER_BYTES} bytes" in answer.text
 
 
 def takes_long_keys(tier: Tier, stage: Stage, _: Built) -> None:
@@ -563,7 +550,6 @@ WORKER: dict[str, Shows | str] = {
     "rocksdb_block_cache_bytes": has_a_block_cache,
     "rocksdb_write_buffer_bytes": has_write_buffers,
     "request_timeout_ms": ends_later_pages_in_time,
-    "max_answer_bytes": functools.partial(refuses_large_batches, "tokens", "worker"),
 }
 
 
@@ -636,7 +622,6 @@ ROUTER: dict[str, Shows | str] = {
     "rack": prefers_its_rack,
     "own_host": prefers_its_own_host,
     "request_timeout_ms": gives_requests_so_long,
-    "max_answer_bytes": functools.partial(refuses_large_batches, "encrypted", "router"),
     "max_in_flight_per_worker": spares_a_full_worker,
     "worker_poll_interval_ms": polls_so_often,
     "lag_report_max_age_ms": trusts_reports_for_so_long,

@@ -56,6 +56,8 @@ def setting(
     return field(metadata={"help": help, "default": default, "least": least, "most": most, "choices": choices})
 
 
+_MOST_ANSWER_BYTES = 32 << 20
+"""Half of what an answer may take: values may be longer as JSON."""
 _PRIVATE_NETWORKS = (
     "127.0.0.0/8",
     "10.0.0.0/8",
@@ -107,9 +109,6 @@ class TierSettings:
         "Memory for the bodies, pages and answers of requests in progress, above which a process answers 429.",
         128 << 20,
         least=8 << 20,
-    )
-    max_answer_bytes: int = setting(
-        "Size above which a batch is not answered, but refused with 413.", 32 << 20, least=1 << 10, most=32 << 20
     )
     max_key_bytes: int = setting(
         "Length of the longest key that a request may name, as it is written there.", 4_096, least=4_096
@@ -164,6 +163,12 @@ class TierSettings:
         choices=("debug", "info", "warning", "error"),
     )
     log_format: str = setting("Form of log lines: `text` or `json`.", "text", choices=("text", "json"))
+
+    @property
+    def max_answer_bytes(self) -> int:
+        """Size above which a batch is not answered, but refused with 413: one that no process has room for would
+        be refused as if it were worth another try."""
+        return min(_MOST_ANSWER_BYTES, self.request_memory_bytes // 2)
 
 
 @dataclass(frozen=True, kw_only=True)

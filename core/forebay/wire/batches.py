@@ -228,9 +228,7 @@ def _parted(found: Sequence[bytes | KeyResult]) -> tuple[list[tuple[int, bytes]]
 def require_size(answer_bytes: int, most_bytes: int) -> None:
     """Raise ``AnswerTooLarge`` if an answer would be larger than allowed."""
     if answer_bytes > most_bytes:
-        raise AnswerTooLarge(
-            f"The values of these keys take more than {most_bytes} bytes (max_answer_bytes); ask for fewer keys."
-        )
+        raise AnswerTooLarge(f"The values of these keys take more than {most_bytes} bytes; ask for fewer keys.")
 
 
 def batch_answer(keys: BatchKeys, results: Sequence[KeyResult], *, frames: bool = False) -> HttpAnswer:
