@@ -138,7 +138,6 @@ def make_app(
         hosts=hosts,
         refusals=metrics.refusals,
         limits=router.limits,
-        max_key_bytes=router.settings.max_key_bytes,
         max_answer_bytes=router.settings.max_answer_bytes,
         request_timeout_ms=router.settings.request_timeout_ms,
         lifespan=lifespan,

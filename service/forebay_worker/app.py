@@ -143,7 +143,6 @@ def make_app(
         hosts=hosts,
         refusals=metrics.refusals,
         limits=worker.limits,
-        max_key_bytes=worker.settings.max_key_bytes,
         max_answer_bytes=worker.settings.max_answer_bytes,
         request_timeout_ms=worker.settings.request_timeout_ms,
         lifespan=lifespan,
@@ -282,7 +281,7 @@ async def _batch_answer(
     worker: Worker, request: Request, body: bytes, parameters: ReadParameters, peer: Peer, memory: Held
 ) -> HttpAnswer | LargeAnswer:
     begun_boot_ms = boot_ms()
-    keys = await read_batch(body, worker.settings.max_key_bytes)
+    keys = await read_batch(body)
     results, waited_ms = await _batch(worker, request, keys, parameters, peer, memory, begun_boot_ms)
     frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
     return _waited(await batch_answer_in_turns(keys, results, frames=frames), waited_ms)

@@ -61,7 +61,7 @@ def add_changes_routes(
     app: FastAPI, worker: Worker, metrics: WorkerMetrics, problems: tuple[type[Problem], ...]
 ) -> None:
     """Add ``/v1/stores/{store}/changes``: GET for clients, POST for routers."""
-    changes = StoreChanges(worker.admission, worker.settings.max_key_bytes)
+    changes = StoreChanges(worker.admission)
     path = STORE_CHANGES_ROUTE.path
     stream = crashes_counted(path, _stream_endpoint(worker, metrics, changes, Tails()), metrics.count)
     add_store_changes_route(app, problems, stream, worker=True)

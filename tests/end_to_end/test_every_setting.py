@@ -60,7 +60,6 @@ name = "{STORE}"
 VALUES = {b"k1": b'"v"'}
 KEY = f"/v1/stores/{STORE}/keys/k1"
 ORIGIN = "https://a.example"
-LONG_KEY = "k" * 4_500
 TICKET_KEY = "k" * 40
 MEBIBYTE = 1 << 20
 HOST = HostInfo("here", 8080)
@@ -153,7 +152,7 @@ class Stage:
         cluster, port = self._cluster("encrypted"), free_port()
         self._client("encrypted", verify=ssl.create_default_context(cafile=self.authority.file))
         both = (*self.authority.options("localhost", "127.0.0.1"), "--trusted-proxies", "127.0.0.0/8")
-        both = (*both, "--log-format", "json", "--max-key-bytes", "5000", "--max-event-streams", "16")
+        both = (*both, "--log-format", "json", "--max-event-streams", "16")
         worker = f"127.0.0.1:{port}"
         cluster.start_worker(worker, *both, "--advertise", f"localhost:{port}", ready=False)
         authority = ("--worker-ca-file", str(self.authority.file), "--seeds", f"localhost:{port}")
@@ -300,18 +299,6 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def takes_long_keys(tier: Tier, stage: Stage, _: Built) -> None:
-    """In paths, in batches on the fast path and off it, and in what a stream follows."""
-    base, http = f"{stage.url('encrypted', tier)}/v1/stores/{STORE}", stage.http["encrypted"]
-    assert http.get(f"{base}/keys/{LONG_KEY}").status_code == 404
-    for headers in ({}, {"te": "trailers"}):
-        answer = http.post(f"{base}/batch-get", json={"keys": [LONG_KEY]}, headers=headers)
-        [result] = answer.json()["results"]
-        assert result["problem"]["status"] == 404, result
-    with http.stream("GET", f"{base}/changes", params={"keys": json.dumps([LONG_KEY])}) as stream:
-        assert stream.status_code == 200
-
-
 @contextlib.contextmanager
 def streams(tier: Tier, stage: Stage, client: str, most: int) -> Iterator[int]:
     """How many streams of changes a client behind the proxy is given, up to a number."""
@@ -402,7 +389,6 @@ BOTH: dict[str, Callable[[Tier, Stage, Built], None]] = {
     "socket_group": gives_its_socket_to_the_group,
     "max_in_flight": is_full_of_requests,
     "request_memory_bytes": is_full_of_memory,
-    "max_key_bytes": takes_long_keys,
     "max_connections": closes_connections,
     "max_event_streams": limits_streams,
     "trusted_proxies": limits_streams,

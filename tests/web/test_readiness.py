@@ -39,7 +39,6 @@ async def readyz(tokens: Path | None, headers: dict[str, str]) -> httpx.Response
         hosts=allowed_hosts([HostInfo("127.0.0.1", 1)], ("here",)),
         refusals=Counter(),
         limits=Limits(RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1"}, {}))),
-        max_key_bytes=4_096,
         max_answer_bytes=1 << 20,
         request_timeout_ms=1_000,
     )

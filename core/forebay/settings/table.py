@@ -110,9 +110,6 @@ class TierSettings:
         128 << 20,
         least=8 << 20,
     )
-    max_key_bytes: int = setting(
-        "Length of the longest key that a request may name, as it is written there.", 4_096, least=4_096
-    )
     max_connections: int = setting(
         "Connections open at once above which a process closes new ones. It also closes them above three quarters "
         "of the files that it may have open.",
