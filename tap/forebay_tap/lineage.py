@@ -78,8 +78,7 @@ def lineage_of(
 
     The files that a batch leaves, which are ``read``, contain when it was planned and, in checkpoint format 2,
     which state it made: after a query was set back, a batch of the same number has others. A last batch that was
-    run again has the same in format 1, but its commit has another time. Later versions may append members: what a
-    heartbeat lacks is not compared.
+    run again has the same in format 1, but its commit has another time.
     """
     digest = hashlib.sha256()
     try:
