@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from forebay.stored_keys import TIME_SIZE, StoredKeys
-from forebay.stored_versions import decode_version
+from forebay.stored_keys import TIME_SIZE, StoredKeys, decode_version
 
 Pair = tuple[bytes, bytes]
 """A stored key and its value."""

@@ -10,8 +10,7 @@ from forebay.errors import BadParameter, NotReady, Problem
 from forebay.log_throttle import LogThrottle
 from forebay.state_store import StateStore, StoreCorrupted
 from forebay.store_spec import StoreSpec
-from forebay.stored_keys import successor
-from forebay.stored_versions import decode_version
+from forebay.stored_keys import decode_version, successor
 from forebay.wire.batches import require_size
 from forebay.wire.parameters import ReadParameters
 from forebay_worker.reads.key_forms import KeyForm
