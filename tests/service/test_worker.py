@@ -53,13 +53,13 @@ def test_only_a_caught_up_active_reports_the_end(cluster, worker):
     wait_until(lambda: worker._subscription().offsets == applied, "its being a standby")
 
 
-def test_an_active_whose_lag_is_not_proven_is_at_its_offset(cluster, worker):
+def test_an_active_whose_lag_is_not_proven_is_at_its_offset(cluster, worker, monkeypatch):
     ends = cluster.put("counts", {b"k%d" % i: b"1" for i in range(100)})
     task = next(task for task in worker.topology.tasks if task.ordinal == 0)
     worker.start()
     wait_until(lambda: worker._subscription().offsets.get(task) == (CAUGHT_UP,), "its being active and near")
     # As if the log's end had not been observed for a while.
-    worker.admission._end_offset_max_age_ms = -1
+    monkeypatch.setattr("forebay.lag.END_OFFSET_MAX_AGE_MS", -1)
     assert worker._subscription().offsets[task] == (ends[task.partition],)
 
 
