@@ -148,8 +148,6 @@ class Batch(NamedTuple):
     """Whether the log has lost records that were read, even if it has grown past them since."""
     is_beginning_fixed: bool = False
     """Whether nothing but an operator moves the log's beginning: then one that moved has lost records."""
-    unchecked: int = 0
-    """How many of the records have no checksum, since an earlier version wrote them."""
     epochs: tuple[EpochStart, ...] = ()
     """The epochs of the records; empty where the log has none, so that it cannot prove itself."""
 
@@ -172,7 +170,7 @@ class Batch(NamedTuple):
             return
         for first in range(0, count - most_records, most_records):
             part = self.records[first : first + most_records]
-            yield self._replace(records=part, position=part[-1][0] + 1, end_reached=False, unchecked=0)
+            yield self._replace(records=part, position=part[-1][0] + 1, end_reached=False)
         yield self._replace(records=self.records[first + most_records :])
 
 

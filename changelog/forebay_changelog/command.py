@@ -10,8 +10,7 @@ from rich.table import Table
 
 from forebay.cli import worker_settings
 from forebay.errors import ChangelogError, ChangelogUnreachable, SettingError, TopicMissing
-from forebay.output import Output, json_output
-from forebay.progress_bar import progress
+from forebay.output import Output, json_output, progress
 from forebay.standard_streams import print_line
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition

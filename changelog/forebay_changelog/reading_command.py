@@ -15,8 +15,7 @@ from forebay.cli import worker_settings
 from forebay.clock import epoch_ms
 from forebay.durations import duration, time_text
 from forebay.errors import SettingError, TopicRefused
-from forebay.output import Output, json_output, quantity
-from forebay.progress_bar import progress
+from forebay.output import Output, json_output, progress, quantity
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Changelog, Consumer, Record, Wake

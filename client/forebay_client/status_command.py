@@ -16,9 +16,8 @@ from rich.text import Text
 
 from forebay.errors import ForebayError
 from forebay.lag import UNLIMITED, Lag, Tolerance
-from forebay.output import Output, json_output
+from forebay.output import Output, json_output, terminal
 from forebay.standard_streams import print_line
-from forebay.terminal import terminal
 from forebay_client.command_target import Server, server_options
 
 _MOST_NAMED = 3

@@ -6,7 +6,6 @@ ForebayError
 │   ├── SettingError
 │   ├── AccessDenied            this user may not use a file; the message names its owner
 │   ├── ExtraMissing            a command or a changelog needs packages that are not installed
-│   ├── StateMisplaced          (worker tier) stores are not at their ordinals, and may not be moved
 │   └── Occupied                another process has it; a command exits with 1
 │       ├── StateDirectoryLocked
 │       ├── ListenAddressInUse
@@ -324,8 +323,8 @@ class BodyTooLarge(Problem):
 
 
 class AnswerTooLarge(Problem):
-    """The answer would be larger than ``max_answer_bytes``, or that of a single key than 64 MiB. Ask for fewer
-    keys or entries at once.
+    """The answer would be larger than 32 MiB or half of ``request_memory_bytes``, or that of a single key than
+    64 MiB. Ask for fewer keys or entries at once.
     """
 
     status, name, title = 413, "answer-too-large", "The answer would be too large"

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+END_OFFSET_MAX_AGE_MS = 5_000
+"""An end offset older than this proves no bound on record lag."""
 _RING_LIMIT = 64
 
 
@@ -259,9 +261,9 @@ def lag_of(progress: Progress, now_boot_ms: float) -> Lag:
     return Lag(record_lag, _elapsed_ms(now_boot_ms, last_caught_up), _elapsed_ms(now_boot_ms, as_of))
 
 
-def provable(lag: Lag, progress: Progress, now_boot_ms: float, end_offset_max_age_ms: float) -> Lag:
+def provable(lag: Lag, progress: Progress, now_boot_ms: float) -> Lag:
     """The lag as it may be checked against a bound: no record lag from an old observation of the end."""
-    if now_boot_ms - progress.end_sent_boot_ms > end_offset_max_age_ms:
+    if now_boot_ms - progress.end_sent_boot_ms > END_OFFSET_MAX_AGE_MS:
         return lag._replace(record_lag=None)
     return lag
 

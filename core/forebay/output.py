@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from forebay.standard_streams import print_line
-from forebay.terminal import terminal
+
+_PIPED_COLUMNS = 1_000
 
 
 class Output:
@@ -52,3 +55,29 @@ def json_output(function: Callable[..., None]) -> Callable[..., None]:
         function(output=Output(as_json), **rest)
 
     return command
+
+
+def terminal() -> Console:
+    """As wide as the terminal; without one, names are not broken to fit. What looks like markup is printed
+    unchanged."""
+    width = None if sys.stdout.isatty() else _PIPED_COLUMNS
+    return Console(width=width, markup=False, emoji=False, highlight=False)
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error, gone at the end; call what it yields with how many more are done.
+
+    Without a ``total`` the bar shows only that, and how much, was done. On a terminal only: what a pipe or a log
+    would get of it is of no use.
+    """
+    if not sys.stderr.isatty():
+        yield lambda more: None
+        return
+    # Here: it takes long to import, and workers import this module too.
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda more: bar.advance(task, more)

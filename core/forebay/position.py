@@ -17,8 +17,6 @@ from forebay.errors import BadParameter
 from forebay.log_epochs import OffsetAndEpoch
 
 _VERSION = 2
-_WITHOUT_EPOCHS = 1
-"""Positions of earlier versions, which are as good in a log that lost nothing."""
 _LOG_BYTES = 8
 _MOST_CHARACTERS_OF_A_LOG, _MOST_CHARACTERS_OF_AN_OFFSET = 16, 32
 """A partition takes three bytes at most, an offset and an epoch ten each, and base64 a third more."""
@@ -75,9 +73,9 @@ def decode_position(token: str) -> Position:
     """The position of a token; raises ``BadParameter``."""
     try:
         raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
-        if raw[0] not in (_VERSION, _WITHOUT_EPOCHS) or len(raw) < 1 + _LOG_BYTES:
+        if raw[0] != _VERSION or len(raw) < 1 + _LOG_BYTES:
             raise ValueError
-        offsets, epochs = _points(read_leb128(raw[1 + _LOG_BYTES :]), with_epochs=raw[0] == _VERSION)
+        offsets, epochs = _points(read_leb128(raw[1 + _LOG_BYTES :]))
     except (binascii.Error, ValueError, IndexError):
         raise BadParameter(
             f"The position {token!r} is not a position token; use one from an earlier answer.",
@@ -86,10 +84,8 @@ def decode_position(token: str) -> Position:
     return Position(raw[1 : 1 + _LOG_BYTES], offsets, epochs)
 
 
-def _points(numbers: list[int], *, with_epochs: bool) -> tuple[dict[int, int], dict[int, int]]:
+def _points(numbers: list[int]) -> tuple[dict[int, int], dict[int, int]]:
     """The offsets and the epochs in a token's numbers; raises ``ValueError``."""
-    if not with_epochs:
-        return dict(zip(numbers[::2], numbers[1::2], strict=True)), {}
     offsets = dict(zip(numbers[::3], numbers[1::3], strict=True))
     return offsets, {part: after - 1 for part, after in zip(offsets, numbers[2::3], strict=True) if after}
 

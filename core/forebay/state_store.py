@@ -50,8 +50,7 @@ class CommittedOffset(NamedTuple):
     """The log's when it was last read: tombstones below it were either applied, or what they delete was removed
     before it was read."""
     end_reached_epoch_ms: float | None = None
-    """All records that could be read at this wall-clock time are applied; unknown in offsets that 0.1 wrote, whose
-    ``last_caught_up_epoch_ms`` said this."""
+    """All records that could be read at this wall-clock time are applied."""
     filling: Sequence[str] = ()
     """The writers that are filling the log with what their sources hold: until they end, a missing key proves
     nothing."""
@@ -74,11 +73,6 @@ class CommittedOffset(NamedTuple):
         return united(chain.from_iterable(self.unproven.values()))
 
     @property
-    def last_end_reached_epoch_ms(self) -> float | None:
-        """When all that could be read was applied last, whichever version wrote the offset."""
-        return self.last_caught_up_epoch_ms if self.end_reached_epoch_ms is None else self.end_reached_epoch_ms
-
-    @property
     def content_before(self) -> int:
         """An upper bound (exclusive) of the offsets in the store: before a replay is consistent, some may be
         ahead."""
@@ -86,31 +80,21 @@ class CommittedOffset(NamedTuple):
 
     def document(self) -> dict[str, Any]:
         """The offset as JSON values by name, as stores keep it; what is as by default is left out."""
-        return {name: value for (name, default), value in zip(_STORED, self, strict=True) if value != default}
+        members = zip(self._fields, self, _DEFAULTS, strict=True)
+        return {name: value for name, value, default in members if value != default}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> CommittedOffset:
         """The inverse of ``document``; members that this version does not know are ignored."""
-        offset = cls(
-            **{
-                field: document[stored]
-                for field in cls._fields
-                if (stored := _STORED_NAMES.get(field, field)) in document
-            }
-        )
+        offset = cls(**{name: document[name] for name in cls._fields if name in document})
         if offset.proof is None:
             return offset
         epochs = tuple(EpochStart(*start) for start in offset.epochs)
         return offset._replace(proof=OffsetAndEpoch(*offset.proof), epochs=epochs)
 
 
-_STORED_NAMES = {"restored": "complete", "last_caught_up_epoch_ms": "current_until_epoch_ms"}
-"""Why: the names that 0.1 wrote, so that each version opens the other's stores."""
-_STORED = tuple(
-    (_STORED_NAMES.get(name, name), CommittedOffset._field_defaults.get(name, ...))
-    for name in CommittedOffset._fields
-)
-"""The fields as they are stored, and when they need not be; each commit has them."""
+_DEFAULTS = tuple(CommittedOffset._field_defaults.get(name, ...) for name in CommittedOffset._fields)
+"""When a field need not be stored."""
 
 
 class StateStore(Protocol):

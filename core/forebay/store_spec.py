@@ -162,20 +162,13 @@ class StoreSpec:
         """The fields that differ from their default: a version with more fields gives the same for a store that
         sets none of them."""
         mine = {item.name: (getattr(self, item.name), item.default) for item in _fields_of_readers()}
-        return {FORMER_NAMES.get(name, name): value for name, (value, default) in mine.items() if value != default}
+        return {name: value for name, (value, default) in mine.items() if value != default}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> StoreSpec:
         """The inverse of ``document``; members that this version does not know are ignored."""
-        current = {former: name for name, former in FORMER_NAMES.items()}
         known = {item.name for item in _fields_of_readers()}
-        named = {current.get(name, name): value for name, value in document.items()}
-        return cls(**{name: value for name, value in named.items() if name in known})
-
-
-FORMER_NAMES = {"external": "foreign"}
-"""The names of fields in 0.1. Why: fingerprints keep them, so that a rename rebuilds nothing, and a router reads
-them in the documents of workers that are still to be upgraded."""
+        return cls(**{name: value for name, value in document.items() if name in known})
 
 
 @cache

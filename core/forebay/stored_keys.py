@@ -1,4 +1,4 @@
-"""The layout of keys in a store, which makes stored order logical order.
+"""The layout of keys in a store, which makes stored order logical order, and of the values of versions.
 
 A stored key is one tag byte, the key in its codec's ordered form, then the store kind's timestamps: window start;
 session end and start; version valid-from. If timestamps follow, keys of varying length are escaped (``00`` becomes
@@ -138,3 +138,17 @@ def successor(prefix: bytes) -> bytes:
     """The smallest bytes greater than everything that begins with ``prefix`` (a user-tagged key)."""
     trimmed = prefix.rstrip(b"\xff")
     return trimmed[:-1] + bytes([trimmed[-1] + 1])
+
+
+_DELETED = b"\x00"
+_LIVE = b"\x01"
+
+
+def encode_version(value: bytes | None) -> bytes:
+    """The bytes that a store keeps as a version: a value, or a deletion, since which there is no value."""
+    return _DELETED if value is None else _LIVE + value
+
+
+def decode_version(stored: bytes) -> bytes | None:
+    """The value; None if it was deleted."""
+    return None if stored[:1] == _DELETED else stored[1:]

@@ -14,7 +14,7 @@ from forebay.errors import TopologyError
 from forebay.file_access import cause
 from forebay.spark_state import SparkState, parse_spark_state
 from forebay.store_kinds import STORE_KINDS, StoreKind
-from forebay.store_spec import FORMER_NAMES, StoreSpec, find_partitioner
+from forebay.store_spec import StoreSpec, find_partitioner
 from forebay.toml_tables import (
     NAME,
     NAME_RULE,
@@ -103,9 +103,6 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
         *tolerance,
         *external,
     }
-    for current, former in FORMER_NAMES.items():
-        if former in table:
-            raise TopologyError(f"{where} has {former!r}, which is called {current!r} since 0.2; rename it.")
     refuse_unknown(table, common | _ALL_DURATIONS, where)
     kind = STORE_KINDS[choice_field(table, "kind", KINDS, KINDS[0], where)]
     for extra in sorted(_ALL_DURATIONS - kind.durations):

@@ -132,7 +132,6 @@ def make_app(
         tickets=tickets,
         hosts=hosts,
         refusals=metrics.refusals,
-        max_key_bytes=router.settings.max_key_bytes,
         lifespan=lifespan,
     )
 

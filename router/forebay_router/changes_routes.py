@@ -38,7 +38,7 @@ def _stream_endpoint(router: Router, metrics: RouterMetrics, tails: Tails) -> En
         try:
             parameters = parse_parameters(query, route.parameters)
             spec = parameters.written(router.spec(store))
-            selection = make_selection(spec, parameters, router.settings.max_key_bytes)
+            selection = make_selection(spec, parameters)
             source = RoutedSource(router, selection, parameters, query, turns)
             timeout_ms = router.timeout_ms(parameters)
             response = await open_stream(

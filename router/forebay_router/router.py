@@ -220,4 +220,4 @@ class Router:
 
     def timeout_ms(self, parameters: ReadParameters) -> int:
         """How long a request may take: as it states, within bounds."""
-        return parameters.allowed_ms(self.settings.request_timeout_ms, self.settings.max_request_timeout_ms)
+        return parameters.allowed_ms(self.settings.request_timeout_ms)

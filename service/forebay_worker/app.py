@@ -37,7 +37,7 @@ from forebay.wire.answer_schemas.status import WorkerStatus
 from forebay.wire.answers import HttpAnswer, problem_answer
 from forebay.wire.batches import MOST_BODY_BYTES, BatchKeys, KeyResult, read_batch
 from forebay.wire.key_changes import resumed
-from forebay.wire.parameters import WORKER_PARAMETERS, ReadParameters, parse_parameters
+from forebay.wire.parameters import MOST_REQUEST_MS, WORKER_PARAMETERS, ReadParameters, parse_parameters
 from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
 from forebay_console.data_routes import Console, add_console_routes
 from forebay_console.page import add_console_page
@@ -142,7 +142,6 @@ def make_app(
         tickets=tickets,
         hosts=hosts,
         refusals=metrics.refusals,
-        max_key_bytes=worker.settings.max_key_bytes,
         lifespan=lifespan,
     )
 
@@ -227,9 +226,9 @@ def _wait_ms(worker: Worker, parameters: ReadParameters, headers: Mapping[str, s
     left = headers.get("forebay-deadline-ms", "")
     # A router reports what is left of its own time; it may allow no more than any client.
     if left.isdecimal() and len(left) < 9:
-        allowed_ms = min(int(left), settings.max_request_timeout_ms)
+        allowed_ms = min(int(left), MOST_REQUEST_MS)
     else:
-        allowed_ms = parameters.allowed_ms(settings.request_timeout_ms, settings.max_request_timeout_ms)
+        allowed_ms = parameters.allowed_ms(settings.request_timeout_ms)
     return min(wait_ms, allowed_ms - _TIME_TO_ANSWER_MS)
 
 
@@ -279,7 +278,7 @@ async def _batch_answer(
     worker: Worker, request: Request, body: bytes, parameters: ReadParameters, peer: Peer, memory: Held
 ) -> HttpAnswer | LargeAnswer:
     begun_boot_ms = boot_ms()
-    keys = await read_batch(body, worker.settings.max_key_bytes)
+    keys = await read_batch(body)
     results, waited_ms = await _batch(worker, request, keys, parameters, peer, memory, begun_boot_ms)
     frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
     return _waited(await batch_answer_in_turns(keys, results, frames=frames), waited_ms)

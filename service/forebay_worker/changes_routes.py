@@ -61,7 +61,7 @@ def add_changes_routes(
     app: FastAPI, worker: Worker, metrics: WorkerMetrics, problems: tuple[type[Problem], ...]
 ) -> None:
     """Add ``/v1/stores/{store}/changes``: GET for clients, POST for routers."""
-    changes = StoreChanges(worker.admission, worker.settings.max_key_bytes)
+    changes = StoreChanges(worker.admission)
     path = STORE_CHANGES_ROUTE.path
     stream = crashes_counted(path, _stream_endpoint(worker, metrics, changes, Tails()), metrics.count)
     add_store_changes_route(app, problems, stream, worker=True)
@@ -76,8 +76,7 @@ def _stream_endpoint(worker: Worker, metrics: WorkerMetrics, changes: StoreChang
             selection = changes.selection(request.path_params["store"], parameters)
             held = changes.held(selection, parameters.partition)
             source = HeldSource(changes, selection, parameters, held)
-            settings = worker.settings
-            timeout_ms = parameters.allowed_ms(settings.request_timeout_ms, settings.max_request_timeout_ms)
+            timeout_ms = parameters.allowed_ms(worker.settings.request_timeout_ms)
             response = await open_stream(
                 request, source, parameters, timeout_ms, tails, worker.limits, worker.streams
             )

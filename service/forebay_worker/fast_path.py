@@ -80,7 +80,7 @@ class WorkerFastPath:
             refusal = self._worker.limits.memory.refusal(peer, len(request.body) + _LEAST_ROOM_BYTES)
             if refusal is not None:
                 raise refusal
-            keys = read_batch_keys(request.body, self._worker.settings.max_key_bytes)
+            keys = read_batch_keys(request.body)
             reads = self._worker.reads
             spec = reads.batch_spec(request.template.store, parameters)
             located = reads.locate(spec, keys.values, parameters)

@@ -108,11 +108,6 @@ class WorkerMetrics(Collector):
         skipped = CounterMetricFamily(
             "forebay_records_skipped", "Records of external stores that do not fit their codecs.", labels=_REPLICA
         )
-        unchecked = CounterMetricFamily(
-            "forebay_records_unchecked",
-            "Records of a SQLite log of an earlier version, which have no checksum.",
-            labels=_REPLICA,
-        )
         ahead = CounterMetricFamily(
             "forebay_records_ahead",
             "Records whose window or session ends too far after their timestamp to move stream time.",
@@ -134,7 +129,6 @@ class WorkerMetrics(Collector):
             held, lag = self._worker.admission.proven_lag(replica)
             role.add_metric([*labels, held], 1)
             applied.add_metric(labels, replica.records_applied)
-            unchecked.add_metric(labels, replica.records_unchecked)
             failed.add_metric(labels, int(replica.stopped_by is not None))
             open_transaction.add_metric(labels, replica.open_transaction_ms(boot_ms()) / 1000)
             if replica.spec.retention_ms is not None:
@@ -155,7 +149,7 @@ class WorkerMetrics(Collector):
                 age.add_metric(labels, lag.age_ms / 1000)
             yield None
         yield from (record_lag, time_lag, open_transaction, age, role, applied, ahead, skipped)
-        yield from (unchecked, failed, restored, pace, left)
+        yield from (failed, restored, pace, left)
 
     def _sizes(self) -> Iterator[Metric | None]:
         disk = GaugeMetricFamily("forebay_store_disk_bytes", "Bytes of a store's files.", labels=_REPLICA)

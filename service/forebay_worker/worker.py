@@ -74,7 +74,6 @@ class Worker:
                 settings.session_timeout_ms,
                 settings.standby_rebuild_delay_ms,
                 settings.initial_rebalance_delay_ms,
-                settings.probing_rebalance_interval_ms,
             ),
         )
         self._ends = contextlib.ExitStack()
@@ -84,7 +83,7 @@ class Worker:
         self._topics = TopicCreation(self._changelog, self.topology, self._directory, settings.create_topics)
         self._ends.callback(self._topics.stop)
         self._topics.start()
-        prepare_state(self._directory, self.topology, settings.automatic_state_relocation)
+        prepare_state(self._directory, self.topology)
         self._memory = RocksDbMemory(settings.rocksdb_block_cache_bytes, settings.rocksdb_write_buffer_bytes)
         self.tasks = TaskManager(
             self.topology,
@@ -93,11 +92,7 @@ class Worker:
             StoreFactory(
                 self._directory, self._changelog, self._memory, settings.statestore_checkpoint_interval_ms
             ),
-            RecoveryPolicy(
-                settings.poll_interval_ms,
-                settings.apply_records_per_second,
-                settings.restore_processes,
-            ),
+            RecoveryPolicy(settings.apply_records_per_second, settings.restore_processes),
             settings.state_cleanup_delay_ms,
         )
         self._health_monitor = HealthMonitor(settings.standby_rebuild_delay_ms)
@@ -111,7 +106,6 @@ class Worker:
             str(host),
             self.tasks,
             self.membership.member,
-            settings.end_offset_max_age_ms,
             self._ceiling,
         )
         self.reads = Reads(self.admission, settings.max_answer_bytes)

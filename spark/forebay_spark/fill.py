@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from forebay.errors import SinkError
-from forebay.progress_bar import progress
+from forebay.output import progress
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Changelog, Wake

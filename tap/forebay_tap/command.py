@@ -13,8 +13,7 @@ import click
 
 from forebay.cli import worker_settings
 from forebay.errors import SettingError
-from forebay.output import Output, json_output
-from forebay.progress_bar import progress
+from forebay.output import Output, json_output, progress
 from forebay.store_spec import StoreSpec
 from forebay.topology_file import load_topology
 from forebay_changelog import Wake, open_changelog

@@ -78,8 +78,7 @@ def lineage_of(
 
     The files that a batch leaves, which are ``read``, contain when it was planned and, in checkpoint format 2,
     which state it made: after a query was set back, a batch of the same number has others. A last batch that was
-    run again has the same in format 1, but its commit has another time. Later versions may append members: what a
-    heartbeat lacks is not compared.
+    run again has the same in format 1, but its commit has another time.
     """
     digest = hashlib.sha256()
     try:
@@ -98,12 +97,11 @@ def unfinished_lineage(log: str) -> str:
 
 def is_continued(checkpoint: Checkpoint, position: TapPosition, mapping_digest: str, log: str) -> bool:
     """Whether the checkpoint still has the batch as the log has it, so that later batches follow it."""
-    members = (position.lineage or "").split(_SEPARATOR)
-    if members[0] == "":
+    lineage = position.lineage or ""
+    if lineage.split(_SEPARATOR)[0] == "":
         return False
     files = checkpoint.files
-    current = lineage_of(files.read, files.stat, position.batch, mapping_digest, log)
-    return current.split(_SEPARATOR)[: len(members)] == members
+    return lineage_of(files.read, files.stat, position.batch, mapping_digest, log) == lineage
 
 
 def is_planned_alike(checkpoint: Checkpoint, position: TapPosition) -> bool:
@@ -114,7 +112,7 @@ def is_planned_alike(checkpoint: Checkpoint, position: TapPosition) -> bool:
 
 
 def ended_ms(position: TapPosition) -> int | None:
-    """When the position's batch ended, in epoch milliseconds; None of an earlier version."""
+    """When the position's batch ended, in epoch milliseconds; None of one that no batch continues."""
     members = (position.lineage or "").split(_SEPARATOR)
     time = members[_TIME_MEMBER] if len(members) > _TIME_MEMBER else ""
     return int(time) if time.isdigit() else None

@@ -27,10 +27,10 @@ def test_a_heartbeat_of_a_writer_that_fills_the_log_round_trips():
 @pytest.mark.parametrize("count", [0, 1, 127, 128, 129, 300])
 def test_the_slices_of_a_batch_are_the_batch(count):
     records = [(10 + 2 * number, b"k", b"v", 0, False) for number in range(count)]
-    batch = Batch(TopicPartition("t", 0), records, 2_000, True, END, 0, 7, "log", end_reached=True, unchecked=3)
+    batch = Batch(TopicPartition("t", 0), records, 2_000, True, END, 0, 7, "log", end_reached=True)
     parts = list(batch.slices(128))
     assert [record for part in parts for record in part.records] == records
     assert max(len(part.records) for part in parts) <= 128
     assert [part.position for part in parts[:-1]] == [part.records[-1][0] + 1 for part in parts[:-1]]
     assert parts[-1]._replace(records=records) == batch
-    assert not any(part.end_reached or part.unchecked for part in parts[:-1])
+    assert not any(part.end_reached for part in parts[:-1])

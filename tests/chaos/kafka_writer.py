@@ -115,7 +115,7 @@ class KafkaWriter:
     def _end(self, store: str, producer: Producer, written: list[Record]) -> list[Record]:
         """Commit or abort; returns the records as they ended.
 
-        The first batch after a cut is committed: a position in place of which there are only aborted records is not
+        The first batch after a cut is committed: a position whose place only aborted records have is not
         known to be lost (docs/kafka.md).
         """
         if self._chooser.random() < HELD_OPEN:

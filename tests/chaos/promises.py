@@ -9,7 +9,7 @@ from types import MappingProxyType
 from tests.chaos.history import Read
 
 END_OFFSET_MAX_AGE_MS = 5_000
-"""The workers' setting: no bound on records is met by an older observation of the end."""
+"""No bound on records is met by an older observation of the end."""
 CLOCK_SLACK_MS = 5
 """Heartbeats carry the wall clock, which is slewed against the boot-time clock."""
 CALM_MARGIN_MS = 500

@@ -293,5 +293,5 @@ def test_old_end_offset_proves_no_record_lag() -> None:
     """Time lag and age stay."""
     progress = EMPTY_PROGRESS._replace(end_sent_boot_ms=1000.0)
     lag = Lag(3, 4, 5)
-    assert provable(lag, progress, 6000.0, end_offset_max_age_ms=5000) == lag
-    assert provable(lag, progress, 6000.1, end_offset_max_age_ms=5000) == Lag(None, 4, 5)
+    assert provable(lag, progress, 6000.0) == lag
+    assert provable(lag, progress, 6000.1) == Lag(None, 4, 5)

@@ -12,6 +12,6 @@ def test_a_fresh_commit_claims_nothing_beyond_its_position() -> None:
 
 def test_committed_offset_document_ignores_newer_members():
     offset = CommittedOffset(7, pending_end=9, as_of_epoch_ms={"w": None}, restored=True)
-    assert offset.document() == {"position": 7, "pending_end": 9, "as_of_epoch_ms": {"w": None}, "complete": True}
+    assert offset.document() == {"position": 7, "pending_end": 9, "as_of_epoch_ms": {"w": None}, "restored": True}
     assert CommittedOffset.from_document({**offset.document(), "of a later version": 1}) == offset
     assert CommittedOffset.from_document(CommittedOffset(0).document()) == CommittedOffset(0)

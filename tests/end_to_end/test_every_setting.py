@@ -12,7 +12,6 @@ import os
 import socket
 import ssl
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,11 @@ from examples.ports import free_ports
 from forebay.clock import boot_ms
 from forebay.errors import Overloaded, SettingError, TopicMissing
 from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
-from forebay.position import Position, decode_position, encode_position
 from forebay.settings import RouterSettings, Tier, WorkerSettings, load_settings, settings_for
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
 from forebay.task_ids import TaskId, TopicPartition
-from forebay.topology_file import load_topology
 from forebay.wire.parameters import ReadParameters
-from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_router.cluster.worker_view import Report, WorkerView
 from forebay_router.router import Router
 from forebay_web.limits import Limit, Limits, Peer
@@ -44,7 +40,6 @@ from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.state import layout
-from forebay_worker.state.relocate import StateMisplaced
 from forebay_worker.worker import Worker
 from tests.end_to_end.test_tls import Authority
 from tests.support.cluster import Cluster, free_port, wait_until
@@ -62,12 +57,9 @@ partitions = 2
 [[subtopology.store]]
 name = "{STORE}"
 """
-VALUES = {b"k%d" % i: json.dumps("v" * 1_000).encode() for i in range(20)}
-"""Together more than ``ANSWER_BYTES``."""
-ANSWER_BYTES = 16_000
+VALUES = {b"k1": b'"v"'}
 KEY = f"/v1/stores/{STORE}/keys/k1"
 ORIGIN = "https://a.example"
-LONG_KEY = "k" * 4_500
 TICKET_KEY = "k" * 40
 MEBIBYTE = 1 << 20
 HOST = HostInfo("here", 8080)
@@ -145,18 +137,10 @@ class Stage:
             "--group",
             f"sqlite:///{self.directory}/mine.db",
         )
-        waits = (
-            "--max-request-timeout-ms",
-            "1500",
-            "--max-waiting-reads",
-            "1",
-            "--max-answer-bytes",
-            str(ANSWER_BYTES),
-        )
         few = ("--state-cleanup-delay-ms", "0", "--rocksdb-block-cache-bytes", str(9 * MEBIBYTE))
         worker = f"127.0.0.1:{port}"
         listen = ("--listen", f"{worker},unix:{self.socket_path('worker')}")
-        cluster.start_worker(worker, *both, *own, *waits, *few, *listen, ready=False)
+        cluster.start_worker(worker, *both, *own, *few, *listen, ready=False)
         router = f"127.0.0.1:{free_port()}"
         listen = ("--listen", f"{router},unix:{self.socket_path('router')}")
         token = ("--worker-token-file", f"{self.directory}/to-workers")
@@ -168,11 +152,11 @@ class Stage:
         cluster, port = self._cluster("encrypted"), free_port()
         self._client("encrypted", verify=ssl.create_default_context(cafile=self.authority.file))
         both = (*self.authority.options("localhost", "127.0.0.1"), "--trusted-proxies", "127.0.0.0/8")
-        both = (*both, "--log-format", "json", "--max-key-bytes", "5000", "--max-event-streams", "16")
+        both = (*both, "--log-format", "json", "--max-event-streams", "16")
         worker = f"127.0.0.1:{port}"
         cluster.start_worker(worker, *both, "--advertise", f"localhost:{port}", ready=False)
         authority = ("--worker-ca-file", str(self.authority.file), "--seeds", f"localhost:{port}")
-        router = cluster.launch_router(*both, *authority, "--max-answer-bytes", str(ANSWER_BYTES))
+        router = cluster.launch_router(*both, *authority)
         self.address["encrypted", "worker"], self.address["encrypted", "router"] = worker, router
 
     def _start_several(self) -> None:
@@ -288,44 +272,14 @@ def gives_its_socket_to_the_group(tier: Tier, stage: Stage, _: Built) -> None:
 
 
 def is_full_of_requests(tier: Tier, _: Stage, built: Built) -> None:
-    is_full_at(7, limits_of(tier, built, max_in_flight=7).requests, r"7 requests .*max_in_flight")
+    limits = limits_of(tier, built, max_in_flight=7)
+    is_full_at(7, limits.requests, r"7 requests .*max_in_flight")
+    is_full_at(7, limits.waiting, r"7 reads already wait .*max_in_flight")
 
 
 def is_full_of_memory(tier: Tier, _: Stage, built: Built) -> None:
     limits = limits_of(tier, built, request_memory_bytes=16 * MEBIBYTE)
     is_full_at(16, limits.memory, "hold 16 MB .*request_memory_bytes", MEBIBYTE)
-
-
-def is_full_of_waiting_router_reads(_: Stage, built: Built) -> None:
-    router = built.router(max_waiting_reads=1)
-    router.admitted(Peer("one"), ReadParameters(wait_ms=1))
-    with pytest.raises(Overloaded, match="1 reads already wait"):
-        router.admitted(Peer("another"), ReadParameters(wait_ms=1))
-
-
-def is_full_of_waiting_reads(stage: Stage, _: Built) -> None:
-    path = f"{KEY}?wait_ms=1500&min_position={future(stage)}"
-    statuses: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: statuses.append(stage.get("tokens", "worker", path).status_code))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(statuses) == {412, 429}
-
-
-def future(stage: Stage) -> str:
-    """A position that the log does not reach."""
-    reached = decode_position(stage.get("tokens", "worker", KEY).json()["position"])
-    return encode_position(Position(reached.log, {part: offset + 99 for part, offset in reached.offsets.items()}))
-
-
-def ends_waits(stage: Stage, _: Built) -> None:
-    answer = stage.get("tokens", "worker", f"{KEY}?wait_ms=20000&min_position={future(stage)}")
-    assert answer.status_code == 412
 
 
 def closes_connections(tier: Tier, stage: Stage, _: Built) -> None:
@@ -344,25 +298,6 @@ def is_closed(connection: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-def refuses_large_batches(name: str, tier: Tier, stage: Stage, _: Built) -> None:
-    url = f"{stage.url(name, tier)}/v1/stores/{STORE}/batch-get"
-    answer = stage.http[name].post(url, json={"keys": [f"k{i}" for i in range(20)]})
-    assert answer.status_code == 413
-    assert f"{ANSWER_BYTES} bytes" in answer.text
-
-
-def takes_long_keys(tier: Tier, stage: Stage, _: Built) -> None:
-    """In paths, in batches on the fast path and off it, and in what a stream follows."""
-    base, http = f"{stage.url('encrypted', tier)}/v1/stores/{STORE}", stage.http["encrypted"]
-    assert http.get(f"{base}/keys/{LONG_KEY}").status_code == 404
-    for headers in ({}, {"te": "trailers"}):
-        answer = http.post(f"{base}/batch-get", json={"keys": [LONG_KEY]}, headers=headers)
-        [result] = answer.json()["results"]
-        assert result["problem"]["status"] == 404, result
-    with http.stream("GET", f"{base}/changes", params={"keys": json.dumps([LONG_KEY])}) as stream:
-        assert stream.status_code == 200
 
 
 @contextlib.contextmanager
@@ -455,7 +390,6 @@ BOTH: dict[str, Callable[[Tier, Stage, Built], None]] = {
     "socket_group": gives_its_socket_to_the_group,
     "max_in_flight": is_full_of_requests,
     "request_memory_bytes": is_full_of_memory,
-    "max_key_bytes": takes_long_keys,
     "max_connections": closes_connections,
     "max_event_streams": limits_streams,
     "trusted_proxies": limits_streams,
@@ -514,8 +448,8 @@ def has_no_standbys(stage: Stage, built: Built) -> None:
 
 def keeps_the_groups_times(_: Stage, built: Built) -> None:
     times = {"session_timeout_ms": 301, "standby_rebuild_delay_ms": 302, "initial_rebalance_delay_ms": 303}
-    worker: Any = built.worker(**times, probing_rebalance_interval_ms=304)
-    expected = GroupTimeouts(**times, probing_rebalance_interval_ms=304)
+    worker: Any = built.worker(**times)
+    expected = GroupTimeouts(**times)
     assert worker.membership._times == expected
     assert worker.membership.member._times == expected
 
@@ -536,8 +470,8 @@ def creates_no_topics(_: Stage, built: Built) -> None:
 
 
 def brings_replicas_forward(_: Stage, built: Built) -> None:
-    tasks: Any = built.worker(poll_interval_ms=77, apply_records_per_second=78, restore_processes=9).tasks
-    assert (tasks.applier._poll_interval_ms, tasks.applier._records_per_second) == (77, 78)
+    tasks: Any = built.worker(apply_records_per_second=78, restore_processes=9).tasks
+    assert tasks.applier._records_per_second == 78
     assert tasks.bulk_restore._processes == 9
 
 
@@ -546,22 +480,9 @@ def writes_offsets(_: Stage, built: Built) -> None:
     assert worker.tasks._opener.checkpoint_interval_ms == 77
 
 
-def moves_no_store(_: Stage, built: Built) -> None:
-    (built.directory / "state" / "test" / layout.store_path(TaskId(7, 0), STORE)).mkdir(parents=True)
-    settings = built.worker_settings()
-    SqliteChangelog(built.directory / "log").ensure(load_topology(settings.topology).stores[STORE])
-    with pytest.raises(StateMisplaced):
-        built.worker(automatic_state_relocation=False)
-
-
 def deletes_what_the_topology_lacks(stage: Stage, _: Built) -> None:
     stray = stage.directory / "tokens" / "state-0" / "test" / layout.store_path(TaskId(0, 0), "stray")
     wait_until(lambda: not stray.exists(), "the deletion of a store that is in no topology")
-
-
-def trusts_ends_for_so_long(_: Stage, built: Built) -> None:
-    worker: Any = built.worker(end_offset_max_age_ms=77)
-    assert worker.admission._end_offset_max_age_ms == 77
 
 
 def is_held_to_the_ceiling(_: Stage, built: Built) -> None:
@@ -605,24 +526,17 @@ WORKER: dict[str, Shows | str] = {
     "standby_rebuild_delay_ms": gives_its_place_away,
     "returns": says_that_it_leaves_for_good,
     "initial_rebalance_delay_ms": keeps_the_groups_times,
-    "probing_rebalance_interval_ms": keeps_the_groups_times,
     "create_topics": creates_no_topics,
-    "poll_interval_ms": brings_replicas_forward,
     "apply_records_per_second": brings_replicas_forward,
     "restore_processes": brings_replicas_forward,
     "statestore_checkpoint_interval_ms": writes_offsets,
-    "automatic_state_relocation": moves_no_store,
     "state_cleanup_delay_ms": deletes_what_the_topology_lacks,
-    "end_offset_max_age_ms": trusts_ends_for_so_long,
     "record_lag_ceiling": is_held_to_the_ceiling,
     "time_lag_ceiling_ms": is_held_to_the_ceiling,
     "age_ceiling_ms": is_held_to_the_ceiling,
     "rocksdb_block_cache_bytes": has_a_block_cache,
     "rocksdb_write_buffer_bytes": has_write_buffers,
     "request_timeout_ms": ends_later_pages_in_time,
-    "max_request_timeout_ms": ends_waits,
-    "max_waiting_reads": is_full_of_waiting_reads,
-    "max_answer_bytes": functools.partial(refuses_large_batches, "tokens", "worker"),
 }
 
 
@@ -663,9 +577,7 @@ def polls_so_often(_: Stage, built: Built) -> None:
 
 
 def gives_requests_so_long(_: Stage, built: Built) -> None:
-    router = built.router(request_timeout_ms=77, max_request_timeout_ms=88)
-    assert router.timeout_ms(ReadParameters()) == 77
-    assert router.timeout_ms(ReadParameters(timeout_ms=99)) == 88
+    assert built.router(request_timeout_ms=77).timeout_ms(ReadParameters()) == 77
 
 
 def spares_a_full_worker(_: Stage, built: Built) -> None:
@@ -697,9 +609,6 @@ ROUTER: dict[str, Shows | str] = {
     "rack": prefers_its_rack,
     "own_host": prefers_its_own_host,
     "request_timeout_ms": gives_requests_so_long,
-    "max_request_timeout_ms": gives_requests_so_long,
-    "max_waiting_reads": is_full_of_waiting_router_reads,
-    "max_answer_bytes": functools.partial(refuses_large_batches, "encrypted", "router"),
     "max_in_flight_per_worker": spares_a_full_worker,
     "worker_poll_interval_ms": polls_so_often,
     "lag_report_max_age_ms": trusts_reports_for_so_long,

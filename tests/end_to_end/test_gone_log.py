@@ -40,7 +40,7 @@ def test_a_topic_that_is_gone(either_cluster):
     cluster = either_cluster
     topic = cluster.topology.stores["counts"].topic
     cluster.put("counts", {b"a": b"1"})
-    worker = cluster.start_worker(None, "--end-offset-max-age-ms", "2000")
+    worker = cluster.start_worker()
     router = cluster.start_router()
     cluster.wait_settled(router, replicas=1)
     assert all("failure" not in row and row["record_lag"] == 0 for row in rows(router))

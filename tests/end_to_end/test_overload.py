@@ -89,7 +89,7 @@ def test_unread_list_gives_its_place_back(cluster):
 @pytest.mark.parametrize("headers", [{}, ORDINARY], ids=["hot", "ordinary"])
 def test_a_router_full_of_waiting_reads_still_answers_others(cluster, headers):
     """Waiting is counted apart from reading: one more is refused at once, what need not wait is answered."""
-    router = served(cluster, 1, "--max-waiting-reads", str(MOST))
+    router = served(cluster, 1, "--max-in-flight", str(MOST))
     (worker,) = cluster.workers
     with waiting_reads(cluster, router, worker):
         refused = read(router, headers, wait_ms=1_000)

@@ -40,7 +40,7 @@ def held(directory: Path, partition: int = 0, **of_the_store: object) -> tuple[A
         SimpleNamespace(replicas=replicas, doubts={}),
         SimpleNamespace(lease_until_boot_ms=now + 60_000),
     )
-    return Admission(topology, metadata, "here:1", tasks, membership, 5_000), replica
+    return Admission(topology, metadata, "here:1", tasks, membership), replica
 
 
 def batch_of(reads: Reads, keys: list[Any], parameters: ReadParameters) -> Batched:

@@ -85,7 +85,7 @@ def started(
         changelog,
         directory,
         opener(directory, changelog, MEMORY, 300_000),
-        RecoveryPolicy(10, 0, restore_processes),
+        RecoveryPolicy(0, restore_processes),
         cleanup_ms,
     )
     manager.start()

@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import shutil
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -516,20 +515,6 @@ def test_lost_partitions_are_filled_by_the_next_start(spark_4_0, changelog, tapp
     last = again.last_heartbeat(spec.topic, spec.name)
     StoreTap(query.checkpoint, spec, again, lambda: NOW_MS).begin(0)
     assert again.last_heartbeat(spec.topic, spec.name) == last
-
-
-@pytest.mark.parametrize("members", [2, 3])
-def test_position_of_an_earlier_version_is_continued(spark_4_0, changelog, tapped, members):
-    """Its lineage has fewer members: only those are compared."""
-    spec = SPECS["aggregation"]
-    query, tap = tapped(spark_4_0, "aggregation-default", spec)
-    query.end(0)
-    tap.begin(0)
-    last = changelog.last_heartbeat(spec.topic, spec.name)
-    earlier = replace(last, lineage="-".join(last.lineage.split("-")[:members]))
-    changelog.append_heartbeat(spec.topic, writer=spec.name, query_id=earlier.query_id, value=earlier.value())
-    StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS).begin(0)
-    assert changelog.last_heartbeat(spec.topic, spec.name) == earlier
 
 
 def test_a_query_that_was_set_back_is_copied_anew(spark_4_0, tmp_path, changelog, tapped):

@@ -36,7 +36,6 @@ async def readyz(tokens: Path | None, headers: dict[str, str]) -> httpx.Response
         tickets=Tickets(make_ticket_key, authenticator),
         hosts=allowed_hosts([HostInfo("127.0.0.1", 1)], ("here",)),
         refusals=Counter(),
-        max_key_bytes=4_096,
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
         return await client.get("/readyz", headers=headers)

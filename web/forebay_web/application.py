@@ -40,7 +40,7 @@ from forebay.errors import (
 )
 from forebay.wire.answer_schemas.components import components
 from forebay.wire.answers import HttpAnswer, json_answer, problem_answer
-from forebay.wire.batches import key_too_long
+from forebay.wire.batches import MOST_KEY_BYTES, key_too_long
 from forebay.wire.parameters import split_query
 from forebay_web.api_page import add_api_page
 from forebay_web.hosts import AllowedHosts
@@ -117,9 +117,8 @@ class RawPath:
 class KeyLengths:
     """Refuses requests with a key, or a bound of a range of keys, longer than allowed, before any work on it."""
 
-    def __init__(self, app: ASGIApp, max_key_bytes: int) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._max_key_bytes = max_key_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = self._refusal(scope) if scope["type"] == "http" else None
@@ -128,13 +127,13 @@ class KeyLengths:
 
     def _refusal(self, scope: Scope) -> Problem | None:
         segments = scope["raw_path"].split(b"/keys/")[1:]
-        if any(len(segment.split(b"/")[0]) > self._max_key_bytes for segment in segments):
-            return key_too_long(self._max_key_bytes)
+        if any(len(segment.split(b"/")[0]) > MOST_KEY_BYTES for segment in segments):
+            return key_too_long()
         try:
             for item in split_query(scope["query_string"]):
-                if item.name in _KEY_BOUNDS and len(item.received) > self._max_key_bytes:
+                if item.name in _KEY_BOUNDS and len(item.received) > MOST_KEY_BYTES:
                     return BadParameter(
-                        f"{item.name}= is longer than {self._max_key_bytes} bytes (max_key_bytes).",
+                        f"{item.name}= is longer than {MOST_KEY_BYTES} bytes.",
                         parameter=item.name,
                     )
         except BadParameter as problem:
@@ -241,7 +240,6 @@ def make_application(
     tickets: Tickets,
     hosts: AllowedHosts,
     refusals: Counter[int],
-    max_key_bytes: int,
     lifespan: Any = None,
 ) -> FastAPI:
     """An application with the ops paths, problem answers and raw-path routing of both tiers.
@@ -261,7 +259,7 @@ def make_application(
         lifespan=lifespan,
     )
     app.add_middleware(RawPath)
-    app.add_middleware(KeyLengths, max_key_bytes=max_key_bytes)
+    app.add_middleware(KeyLengths)
     if authenticator is not None:
         app.add_middleware(Guard, authenticator=authenticator, tickets=tickets, refusals=refusals)
     # Added after the guard, so it runs before that: a browser may read why it was refused.

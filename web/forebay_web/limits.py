@@ -217,9 +217,9 @@ class Limits:
         )
         self.waiting = Limit(
             "waiting",
-            settings.max_waiting_reads,
-            f"{settings.max_waiting_reads} reads already wait for their bounds, the limit of this process "
-            "(max_waiting_reads); ask without wait_ms, or later.",
+            settings.max_in_flight,
+            f"{settings.max_in_flight} reads already wait for their bounds, the limit of this process "
+            "(max_in_flight); ask without wait_ms, or later.",
         )
         self.memory = Limit(
             "memory",

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
-Row = tuple[int, bytes, bytes | None, int, int, int | None]
+Row = tuple[int, bytes, bytes | None, int, int, int]
 """A record as it is stored: offset, key, value, timestamp in epoch ms, whether it is a heartbeat, and checksum."""
+COLUMNS = "offset, key, value, timestamp_ms, heartbeat, checksum"
+"""Those of a ``Row``."""
 
 _MASK = 0xFFFFFFFF
 
@@ -22,8 +24,6 @@ class Checked(NamedTuple):
     """Records in the order in which they were read, up to the first that is damaged or missing."""
 
     records: list[tuple[int, bytes, bytes | None, int, bool]]
-    unchecked: int
-    """How many of them have no checksum."""
     damaged_offset: int | None
     """The offset of the damaged or missing record, None if there is none."""
 
@@ -47,10 +47,10 @@ def with_checksums(offset: int, rows: Sequence[tuple[bytes, bytes | None, int]])
     return flat
 
 
-def check(rows: Iterable[Any], checked_from: int) -> Checked:
-    """Compare rows with their checksums, which every one from an offset on must have."""
+def check(rows: Iterable[Any]) -> Checked:
+    """Compare rows with their checksums."""
     records: list[tuple[int, bytes, bytes | None, int, bool]] = []
-    unchecked, offset = 0, -1
+    offset = -1
     append = records.append
     try:
         for offset, key, value, timestamp_ms, heartbeat, expected in rows:
@@ -61,14 +61,12 @@ def check(rows: Iterable[Any], checked_from: int) -> Checked:
             else:
                 content = value
             if crc32(content, crc32(key, (numbers + (numbers >> 31)) & _MASK)) != expected:
-                if expected is not None or offset >= checked_from:
-                    return Checked(records, unchecked, offset)
-                unchecked += 1
+                return Checked(records, offset)
             append((offset, key, value, timestamp_ms, heartbeat))
     except TypeError:
         # Not even the types are those of a record.
-        return Checked(records, unchecked, offset)
-    return Checked(records, unchecked, None)
+        return Checked(records, offset)
+    return Checked(records, None)
 
 
 def without_holes(checked: Checked, begin: int, end: int, *, are_all: bool) -> Checked:
@@ -80,20 +78,15 @@ def without_holes(checked: Checked, begin: int, end: int, *, are_all: bool) -> C
     offsets = [record[0] for record in checked.records]
     if not all(map(operator.lt, offsets, itertools.islice(offsets, 1, None))):
         at = next(at for at in range(1, len(offsets)) if offsets[at] <= offsets[at - 1])
-        checked, offsets = _cut(checked, at, offsets[at - 1] + 1), offsets[:at]
+        checked, offsets = Checked(checked.records[:at], offsets[at - 1] + 1), offsets[:at]
     first = bisect.bisect_left(offsets, begin)
     due = begin + len(offsets) - first
     if first < len(offsets) and offsets[-1] + 1 != due:
         later = range(len(offsets) - first)
         missing = bisect.bisect_right(later, begin, key=lambda at: offsets[first + at] - at)
-        return _cut(checked, first + missing, begin + missing)
+        return Checked(checked.records[: first + missing], begin + missing)
     if offsets and offsets[-1] >= end:
-        return _cut(checked, bisect.bisect_left(offsets, end), end)
+        return Checked(checked.records[: bisect.bisect_left(offsets, end)], end)
     if checked.damaged_offset is None and are_all and due < end:
         return checked._replace(damaged_offset=due)
     return checked
-
-
-def _cut(checked: Checked, count: int, damaged_offset: int) -> Checked:
-    # Those without a checksum are the oldest.
-    return Checked(checked.records[:count], min(checked.unchecked, count), damaged_offset)

@@ -20,8 +20,8 @@ from forebay.record_orders import ORDER_SIZE
 from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.store_spec import StoreSpec
 from forebay_changelog.base import CompactionLimits
-from forebay_changelog.sqlite.checksums import check
-from forebay_changelog.sqlite.log_file import connect, prepare_to_write, read_state, transaction
+from forebay_changelog.sqlite.checksums import COLUMNS, check
+from forebay_changelog.sqlite.log_file import connect, read_state, transaction
 
 _RECORDS_AT_ONCE = 2_000
 _DAY_MS = 86_400_000
@@ -211,11 +211,10 @@ def _delete(
         some = offsets[begin : begin + _RECORDS_AT_ONCE]
         began = time.monotonic()
         with transaction(connection):
-            prepare_to_write(connection, path)
             state = read_state(connection, path)
             if state.identity != identity:
                 return removed
-            damaged = _damaged(connection, state.columns, state.checked_from, some)
+            damaged = _damaged(connection, some)
             if damaged is not None:
                 raise RecordDamaged(f"the record at offset {damaged} is damaged")
             deleted = connection.executemany("DELETE FROM log WHERE offset = ?", ((offset,) for offset in some))
@@ -228,10 +227,10 @@ def _delete(
     return removed
 
 
-def _damaged(connection: sqlite3.Connection, columns: str, checked_from: int, offsets: array[int]) -> int | None:
+def _damaged(connection: sqlite3.Connection, offsets: array[int]) -> int | None:
     """The offset of a damaged one among some records, None if there is none."""
     for offset in offsets:
-        rows = connection.execute(f"SELECT {columns} FROM log WHERE offset = ?", (offset,))
-        if (damaged := check(rows, checked_from).damaged_offset) is not None:
+        rows = connection.execute(f"SELECT {COLUMNS} FROM log WHERE offset = ?", (offset,))
+        if (damaged := check(rows).damaged_offset) is not None:
             return damaged
     return None

@@ -18,8 +18,7 @@ from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog.base import Batch, ReadFailure, Wake
 from forebay_changelog.sqlite import log_file
-from forebay_changelog.sqlite.checksums import Checked, Row, check, without_holes
-from forebay_changelog.sqlite.log_file import LogState
+from forebay_changelog.sqlite.checksums import COLUMNS, Checked, Row, check, without_holes
 
 log = logging.getLogger(__name__)
 
@@ -252,7 +251,7 @@ class SqliteConsumer:
         sent = boot_ms()
         cursor = source.cursor
         data_version = _data_version(source)
-        checked, is_cut, failure = Checked([], 0, None), False, None
+        checked, is_cut, failure = Checked([], None), False, None
         position, proof = self._positions[tp], self._proofs[tp]
         epochs, truncated = [], False
         if data_version != source.data_version or position < source.end:
@@ -260,22 +259,22 @@ class SqliteConsumer:
             cursor.execute("BEGIN")
             try:
                 state = log_file.read_state(cursor, source.path)
-                truncated = proof is not None and not (state.has_epochs and log_file.is_proven(cursor, proof))
+                truncated = proof is not None and not log_file.is_proven(cursor, proof)
                 first = cursor.execute("SELECT min(offset) FROM log").fetchone()[0]
                 cursor.execute(
-                    f"SELECT {state.columns} FROM log WHERE offset >= ? ORDER BY offset LIMIT ?",
+                    f"SELECT {COLUMNS} FROM log WHERE offset >= ? ORDER BY offset LIMIT ?",
                     (position, max_records),
                 )
                 rows, is_cut = _within_bounds(cursor, max_records)
                 checked = without_holes(
-                    check(rows, state.checked_from),
+                    check(rows),
                     max(position, state.removed_to),
                     state.next_offset,
                     are_all=not is_cut,
                 )
                 if not rows or rows[0][0] != position:
-                    checked = _stepped_over(cursor, state, position) or checked
-                if checked.records and state.has_epochs:
+                    checked = _stepped_over(cursor, position) or checked
+                if checked.records:
                     epochs = log_file.read_epochs(cursor, checked.records[0][0], checked.records[-1][0])
             finally:
                 cursor.execute("COMMIT")
@@ -301,7 +300,6 @@ class SqliteConsumer:
             source.tombstone_floor,
             source.identity,
             truncated=truncated,
-            unchecked=checked.unchecked,
             epochs=tuple(EpochStart(*start) for start in epochs),
         )
         self._proofs[tp] = batch.proof(proof)
@@ -381,17 +379,17 @@ def _data_version(source: _Assigned) -> int:
     return int(source.cursor.execute("PRAGMA data_version").fetchone()[0])
 
 
-def _stepped_over(cursor: sqlite3.Cursor, state: LogState, position: int) -> Checked | None:
+def _stepped_over(cursor: sqlite3.Cursor, position: int) -> Checked | None:
     """Nothing but the damage, if the record before those from a position on is one that belongs after it.
 
     Offsets are in the file's order. One that the disk has changed misleads the search for the next records past
     it, to where compaction might have removed those between.
     """
-    cursor.execute(f"SELECT {state.columns} FROM log WHERE offset < ? ORDER BY offset DESC LIMIT 1", (position,))
-    before = check(cursor.fetchall(), state.checked_from)
+    cursor.execute(f"SELECT {COLUMNS} FROM log WHERE offset < ? ORDER BY offset DESC LIMIT 1", (position,))
+    before = check(cursor.fetchall())
     if before.damaged_offset is None and all(record[0] < position for record in before.records):
         return None
-    return Checked([], 0, position)
+    return Checked([], position)
 
 
 def _failure(path: str, error: Exception) -> ReadFailure:

@@ -15,9 +15,6 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 _FORMAT = 4
-_CHECKSUMS_SINCE = 2
-_REMOVALS_SINCE = 3
-_EPOCHS_SINCE = 4
 _MAX_EPOCHS = 256
 """Epochs of a log that are kept. A reader that was away for longer than so many runs of writers begins anew."""
 _WAL_ATTEMPTS = 250
@@ -28,11 +25,10 @@ DIRECTORY_ID_FILE = "directory.id"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS log (
     offset INTEGER PRIMARY KEY, key BLOB NOT NULL, value BLOB, timestamp_ms INTEGER NOT NULL,
-    heartbeat INTEGER NOT NULL, checksum INTEGER);
+    heartbeat INTEGER NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS state (
     id INTEGER PRIMARY KEY CHECK (id = 0), format INTEGER NOT NULL, identity TEXT NOT NULL,
-    next_offset INTEGER NOT NULL, tombstone_floor INTEGER NOT NULL, checked_from INTEGER NOT NULL DEFAULT 0,
-    removed_to INTEGER NOT NULL DEFAULT 0);
+    next_offset INTEGER NOT NULL, tombstone_floor INTEGER NOT NULL, removed_to INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS batch (
     query_id TEXT NOT NULL, write_name TEXT NOT NULL, batch_id INTEGER NOT NULL,
     row_count INTEGER NOT NULL, digest BLOB NOT NULL, next_offset INTEGER NOT NULL,
@@ -65,14 +61,8 @@ class LogState(NamedTuple):
     identity: str
     next_offset: int
     tombstone_floor: int
-    checked_from: int
-    """Records from this offset on have checksums."""
     removed_to: int
     """Compaction has removed records before this offset only: of those from it on none may be missing."""
-    columns: str
-    """The columns of a record with its checksum, to be selected."""
-    has_epochs: bool
-    """Whether a version has written to it that keeps epochs."""
 
 
 def partition_path(directory: str, topic: str, partition: int) -> str:
@@ -123,28 +113,24 @@ def enable_wal(connection: sqlite3.Connection) -> None:
             time.sleep(0.02)
 
 
-def check_format(connection: sqlite3.Connection | sqlite3.Cursor, path: str) -> int:
-    """The log's format; raises ``WriteRefused`` if it is newer than this version."""
+def check_format(connection: sqlite3.Connection | sqlite3.Cursor, path: str) -> None:
+    """Raise ``WriteRefused`` if the log's format is not that of this version."""
     (found,) = connection.execute("SELECT format FROM state").fetchone()
-    if found > _FORMAT:
-        raise WriteRefused(
-            f"{path} has log format {found}; this version supports formats up to {_FORMAT}. Upgrade forebay."
-        )
-    return int(found)
+    if found == _FORMAT:
+        return
+    remedy = (
+        "Upgrade forebay."
+        if found > _FORMAT
+        else "Empty the store's log with 'forebay changelog reset', and fill it again."
+    )
+    raise WriteRefused(f"{path} has log format {found}; this version reads and writes format {_FORMAT}. {remedy}")
 
 
 def read_state(connection: sqlite3.Connection | sqlite3.Cursor, path: str) -> LogState:
     """The log's state; raises ``WriteRefused`` as ``check_format`` does. Call within a transaction."""
-    found = check_format(connection, path)
-    # Of an older log it is not known what has no checksum, or was removed.
-    checked_from = "checked_from" if found >= _CHECKSUMS_SINCE else "next_offset"
-    removed_to = "removed_to" if found >= _REMOVALS_SINCE else "next_offset"
-    expected = "checksum" if found >= _CHECKSUMS_SINCE else "NULL"
+    check_format(connection, path)
     return LogState._make(
-        connection.execute(
-            f"SELECT identity, next_offset, tombstone_floor, {checked_from}, {removed_to}, "
-            f"'offset, key, value, timestamp_ms, heartbeat, {expected}', {found >= _EPOCHS_SINCE} FROM state"
-        ).fetchone()
+        connection.execute("SELECT identity, next_offset, tombstone_floor, removed_to FROM state").fetchone()
     )
 
 
@@ -158,32 +144,14 @@ def check_identity(connection: sqlite3.Connection, path: str, expected: str | No
         )
 
 
-def prepare_to_write(connection: sqlite3.Connection, path: str) -> None:
-    """Give a log of an older format the present one, within a transaction; what it contains stays as it is.
-
-    Raises ``WriteRefused`` if its format is newer than this version.
-    """
-    found = check_format(connection, path)
-    if found < _CHECKSUMS_SINCE:
-        connection.execute("ALTER TABLE log ADD COLUMN checksum INTEGER")
-        connection.execute("ALTER TABLE state ADD COLUMN checked_from INTEGER NOT NULL DEFAULT 0")
-        connection.execute("UPDATE state SET checked_from = next_offset")
-    if found < _REMOVALS_SINCE:
-        connection.execute("ALTER TABLE state ADD COLUMN removed_to INTEGER NOT NULL DEFAULT 0")
-        connection.execute("UPDATE state SET removed_to = next_offset")
-    if found < _EPOCHS_SINCE:
-        connection.execute("CREATE TABLE epoch (first_offset INTEGER PRIMARY KEY, epoch INTEGER NOT NULL)")
-        connection.execute("UPDATE state SET format = ?", (_FORMAT,))
-
-
 def begin_to_append(connection: sqlite3.Connection, path: str, proof: Proof | None = None) -> int:
     """Prepare to append records, within a transaction; returns the epoch that they belong to.
 
     It is the log's last one if the writer's ``proof`` is in the log, so that it goes on in the log that it left.
     Else an epoch begins: the file may be a copy of what the log once was. Raises ``WriteRefused`` as
-    ``prepare_to_write`` does.
+    ``check_format`` does.
     """
-    prepare_to_write(connection, path)
+    check_format(connection, path)
     last = connection.execute("SELECT epoch FROM epoch ORDER BY first_offset DESC LIMIT 1").fetchone()
     if proof is not None and is_proven(connection, proof):
         return int(last[0])
@@ -251,14 +219,17 @@ def create(path: str, identity: str) -> str:
     with contextlib.closing(connect(path, create=True)) as connection:
         enable_wal(connection)
         with transaction(connection):
-            for statement in _SCHEMA.split(";"):
-                connection.execute(statement)
-            known = connection.execute("SELECT count(*) FROM state").fetchone()[0]
-            if not known:
-                connection.execute("INSERT INTO state VALUES (0, ?, ?, 0, 0, 0, 0)", (_FORMAT, identity))
-            prepare_to_write(connection, path)
+            _create_tables(connection, identity)
+            check_format(connection, path)
             (found,) = connection.execute("SELECT identity FROM state").fetchone()
     return str(found)
+
+
+def _create_tables(connection: sqlite3.Connection, identity: str) -> None:
+    """Create those that are missing, within a transaction, and the state of an empty log if it has none."""
+    for statement in _SCHEMA.split(";"):
+        connection.execute(statement)
+    connection.execute("INSERT OR IGNORE INTO state VALUES (0, ?, ?, 0, 0, 0)", (_FORMAT, identity))
 
 
 def check_directory(directory: str, directory_id: str, driver_host: str, host: str) -> None:
@@ -277,16 +248,14 @@ def check_directory(directory: str, directory_id: str, driver_host: str, host: s
 
 
 def reset(path: str, identity: str) -> None:
-    """Empty the partition and give it a new identity, in place: open readers see it at their next poll."""
+    """Make the partition an empty log of a new identity, in place, whatever its format was.
+
+    Open readers see that at their next poll.
+    """
     with contextlib.closing(connect(path)) as connection, transaction(connection):
-        prepare_to_write(connection, path)
-        for table in ("log", "batch", "writer", "epoch"):
-            connection.execute(f"DELETE FROM {table}")
-        connection.execute(
-            "UPDATE state SET identity = ?, "
-            "next_offset = 0, tombstone_floor = 0, checked_from = 0, removed_to = 0",
-            (identity,),
-        )
+        for table in ("log", "state", "batch", "writer", "epoch"):
+            connection.execute(f"DROP TABLE IF EXISTS {table}")
+        _create_tables(connection, identity)
 
 
 def new_identity() -> str:

@@ -5,8 +5,15 @@ default, in that order.
 """
 
 from forebay.settings.reading import load_settings, load_some, parse_setting
-from forebay.settings.table import ENVIRONMENT_PREFIX, SETTINGS, Setting, Tier, settings_for
-from forebay.settings.values import RouterSettings, WorkerSettings
+from forebay.settings.table import (
+    ENVIRONMENT_PREFIX,
+    SETTINGS,
+    RouterSettings,
+    Setting,
+    Tier,
+    WorkerSettings,
+    settings_for,
+)
 
 __all__ = [
     "ENVIRONMENT_PREFIX",

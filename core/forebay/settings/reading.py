@@ -24,7 +24,6 @@ _NOT_OURS = re.compile(
 )
 """The tests', and what Kubernetes sets for services whose names begin with this project's."""
 _SEE_SETTINGS = "see docs/settings.md."
-_IN_ORDER = (("drain_ms", "shutdown_timeout_ms"), ("request_timeout_ms", "max_request_timeout_ms"))
 
 
 def load_settings(
@@ -92,9 +91,9 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
 
 def _check_together(values: Mapping[str, Any]) -> None:
     """Refuse settings that contradict each other."""
-    for less, more in _IN_ORDER:
-        if values[less] > values[more]:
-            raise SettingError(f"{less} is {values[less]}, more than {more}, which is {values[more]}.")
+    drain_ms, shutdown_ms = values["drain_ms"], values["shutdown_timeout_ms"]
+    if drain_ms > shutdown_ms:
+        raise SettingError(f"drain_ms is {drain_ms}, more than shutdown_timeout_ms, which is {shutdown_ms}.")
     advertise = values.get("advertise")
     if advertise is not None and advertise.is_unspecified:
         raise SettingError(f"advertise is {advertise}, which others cannot reach: give this machine's address.")

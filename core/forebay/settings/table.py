@@ -1,18 +1,20 @@
-"""The one table of settings, from which flags, environment names, defaults and docs are made."""
+"""The one list of settings: flags, environment names, defaults, docs and Helm values are made from it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_type_hints
+
+from forebay.listen_addresses import ListenAddress
+from forebay.streams_metadata import HostInfo
 
 ENVIRONMENT_PREFIX = "FOREBAY_"
 
 Tier = Literal["worker", "router"]
 Kind = Literal["text", "path", "address", "addresses", "listeners", "integer", "boolean", "names", "choice"]
-
-WORKER: frozenset[Tier] = frozenset({"worker"})
-ROUTER: frozenset[Tier] = frozenset({"router"})
-BOTH: frozenset[Tier] = WORKER | ROUTER
 
 
 @dataclass(frozen=True)
@@ -47,443 +49,274 @@ class Setting:
         return ENVIRONMENT_PREFIX + self.name.upper()
 
 
-_LEVELS = ("debug", "info", "warning", "error")
+def setting(
+    help: str, default: Any = None, *, least: int = 0, most: int | None = None, choices: tuple[str, ...] = ()
+) -> Any:
+    """A member that is a setting. Without a default it is required, unless it may be None."""
+    return field(metadata={"help": help, "default": default, "least": least, "most": most, "choices": choices})
 
-SETTINGS: tuple[Setting, ...] = (
-    Setting("topology", "path", None, WORKER, "The topology file.", required=True),
-    Setting(
-        "changelog",
-        "text",
-        None,
-        WORKER,
-        "URL of the changelog: `sqlite:///DIR` or `kafka://HOST:PORT,…`.",
-        required=True,
-    ),
-    Setting("state_dir", "path", None, WORKER, "Directory of the local state, one per worker.", required=True),
-    Setting(
-        "group",
-        "text",
-        None,
-        WORKER,
-        "URL of the worker group, `sqlite:///FILE` or `kafka://HOST:PORT,…`. By default it is `group.db` beside "
-        "the SQLite changelog, or the Kafka changelog's brokers.",
-    ),
-    Setting(
-        "seeds",
-        "addresses",
-        None,
-        ROUTER,
-        "Workers from which to learn of the others, comma-separated. A name stands for every address that it "
-        "resolves to, looked up every 5 s.",
-        required=True,
-    ),
-    Setting(
-        "application_id",
-        "text",
-        None,
-        ROUTER,
-        "The application whose workers are asked. By default it is that of the seeds, if all belong to one.",
-    ),
-    Setting(
-        "listen",
-        "listeners",
-        "127.0.0.1:8080",
-        BOTH,
+
+_MOST_ANSWER_BYTES = 32 << 20
+"""Half of what an answer may take: values may be longer as JSON."""
+_PRIVATE_NETWORKS = (
+    "127.0.0.0/8",
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "169.254.0.0/16",
+    "::1",
+    "fc00::/7",
+    "fe80::/10",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierSettings:
+    """What both tiers have."""
+
+    listen: tuple[ListenAddress, ...] = setting(
         "Where to listen, comma-separated: `HOST:PORT`, or `unix:/PATH` for a Unix socket, which takes no TLS. "
         "`[::]:PORT` alone takes connections of IPv4 as well.",
-    ),
-    Setting(
-        "socket_group",
-        "text",
-        None,
-        BOTH,
+        "127.0.0.1:8080",
+    )
+    socket_group: str | None = setting(
         "Group whose members may connect to the Unix sockets, a name or a number. By default it is that of the "
-        "process.",
-    ),
-    Setting(
-        "processes",
-        "integer",
-        1,
-        BOTH,
+        "process."
+    )
+    processes: int = setting(
         "Processes, of which each uses one core. Those of a router share its address, and each has its own limits "
         "and connections. Those of a worker are members of the group, each at a port of its own, from that of "
         "`listen` and `advertise` on, and divide the worker's tasks, memory and limits.",
+        1,
         least=1,
         most=256,
-    ),
-    Setting(
-        "advertise",
-        "address",
-        None,
-        WORKER,
-        "Address under which others reach this worker. By default it is the first listen address of TCP. If that "
-        "is a wildcard such as `0.0.0.0`, it is the machine's name, and a warning at the start says which.",
-    ),
-    Setting(
-        "rack",
-        "text",
-        None,
-        BOTH,
+    )
+    rack: str | None = setting(
         "The unit that fails together with this process, such as its zone. A worker's rack is by default the host "
         "that it advertises. Standbys prefer another rack than their active's (KIP-708). A router that has a rack "
-        "sends reads with `prefer=any` to workers of the same (KIP-392), as long as one is within the bounds.",
-    ),
-    Setting(
-        "own_host",
-        "text",
-        None,
-        ROUTER,
-        "The host that workers on this router's machine advertise. Reads with `prefer=any` go to a worker there "
-        "before the others of the rack, as long as one is within the bounds.",
-    ),
-    Setting("num_standby_replicas", "integer", 1, WORKER, "Standbys of each task, on other workers."),
-    Setting(
-        "acceptable_recovery_lag",
-        "integer",
-        10_000,
-        WORKER,
-        "A task counts as caught up if each of its stores is at most this many records behind. An active still "
-        "counts as caught up at twice as many, so that a lag near the limit does not move it back and forth.",
-    ),
-    Setting("max_warmup_replicas", "integer", 2, WORKER, "Extra replicas that may warm up at once.", least=1),
-    Setting(
-        "session_timeout_ms",
-        "integer",
-        6_000,
-        WORKER,
-        "A member is alive if it renewed its lease within this time.",
-        least=300,
-    ),
-    Setting(
-        "standby_rebuild_delay_ms",
-        "integer",
-        60_000,
-        WORKER,
-        "How long a member must be away before its replicas are rebuilt elsewhere.",
-    ),
-    Setting(
-        "returns",
-        "boolean",
-        True,
-        WORKER,
-        "Whether the worker comes back after it has left or died. If not, as beside a program that ends, its "
-        "place is given to others at once instead of after `standby_rebuild_delay_ms`.",
-    ),
-    Setting(
-        "initial_rebalance_delay_ms",
-        "integer",
-        3_000,
-        WORKER,
-        "How long an empty group waits for members before its first assignment.",
-    ),
-    Setting(
-        "probing_rebalance_interval_ms",
-        "integer",
-        10_000,
-        WORKER,
-        "How often a Kafka group whose replicas are still moving is rebalanced, in addition to each of its steps.",
-        least=100,
-    ),
-    Setting(
-        "create_topics",
-        "boolean",
-        True,
-        WORKER,
-        "Whether workers create missing changelog topics. If not, `forebay topology apply` creates them.",
-    ),
-    Setting(
-        "poll_interval_ms",
-        "integer",
-        10,
-        WORKER,
-        "Pause between polls of idle logs, longer if there are many. SQLite logs are read as soon as they change.",
-        least=1,
-    ),
-    Setting(
-        "apply_records_per_second",
-        "integer",
-        0,
-        WORKER,
-        "Total records applied a second at most, to leave disk and processor time to reads. 0 sets no limit.",
-    ),
-    Setting(
-        "restore_processes",
-        "integer",
-        1,
-        WORKER,
-        "Processes that restore replicas that are far behind. With 0 the serving process restores them itself.",
-    ),
-    Setting(
-        "statestore_checkpoint_interval_ms",
-        "integer",
-        300_000,
-        WORKER,
-        "How often offsets are written for stores that manage none, beside after 10,000 records (KIP-116).",
-    ),
-    Setting(
-        "automatic_state_relocation",
-        "boolean",
-        True,
-        WORKER,
-        "Whether stores that now belong to another ordinal are moved there at start (KIP-816).",
-    ),
-    Setting(
-        "state_cleanup_delay_ms",
-        "integer",
-        600_000,
-        WORKER,
-        "How long the state of a released task, or of a store that left the topology, is kept on disk. It counts "
-        "from the release, whatever restarts follow.",
-    ),
-    Setting(
-        "end_offset_max_age_ms",
-        "integer",
-        5_000,
-        WORKER,
-        "An end offset older than this proves no bound on record lag.",
-        least=1,
-    ),
-    Setting(
-        "record_lag_ceiling",
-        "integer",
-        None,
-        WORKER,
-        "Limit on how many records any answer may be behind, whatever a request or a store tolerates.",
-    ),
-    Setting(
-        "time_lag_ceiling_ms",
-        "integer",
-        None,
-        WORKER,
-        "Limit on how far any answer may be behind the log, whatever a request or a store tolerates.",
-    ),
-    Setting(
-        "age_ceiling_ms",
-        "integer",
-        None,
-        WORKER,
-        "Limit on how far any answer may be behind the source, whatever a request or a store tolerates.",
-    ),
-    Setting(
-        "rocksdb_block_cache_bytes",
-        "integer",
-        256 << 20,
-        WORKER,
-        "Block cache shared by all stores of the process.",
-        least=1 << 20,
-    ),
-    Setting(
-        "rocksdb_write_buffer_bytes",
-        "integer",
-        256 << 20,
-        WORKER,
-        "Memory for writes not yet flushed, shared by all stores of the process.",
-        least=1 << 20,
-    ),
-    Setting(
-        "request_timeout_ms",
-        "integer",
-        1_000,
-        BOTH,
-        "Time that a request without `timeout_ms` may take, beside its `wait_ms`.",
-        least=1,
-    ),
-    Setting(
-        "max_request_timeout_ms", "integer", 30_000, BOTH, "Ceiling of `timeout_ms` and `wait_ms`.", least=1
-    ),
-    Setting(
-        "max_in_flight",
-        "integer",
+        "sends reads with `prefer=any` to workers of the same (KIP-392), as long as one is within the bounds."
+    )
+    request_timeout_ms: int = setting(
+        "Time that a request without `timeout_ms` may take, beside its `wait_ms`.", 1_000, least=1, most=30_000
+    )
+    max_in_flight: int = setting(
+        "Requests in flight above which a process answers 429, and as many reads beside them that wait for their "
+        "bounds. Of this and the following limits one client, by token or address, takes all but the last eighth.",
         4_096,
-        BOTH,
-        "Requests in flight above which a process answers 429. Of this and the following limits one client, by "
-        "token or address, takes all but the last eighth.",
         least=1,
-    ),
-    Setting(
-        "max_waiting_reads",
-        "integer",
-        4_096,
-        BOTH,
-        "Reads with `wait_ms` in progress above which a process answers 429.",
-        least=1,
-    ),
-    Setting(
-        "request_memory_bytes",
-        "integer",
-        128 << 20,
-        BOTH,
+    )
+    request_memory_bytes: int = setting(
         "Memory for the bodies, pages and answers of requests in progress, above which a process answers 429.",
+        128 << 20,
         least=8 << 20,
-    ),
-    Setting(
-        "max_answer_bytes",
-        "integer",
-        32 << 20,
-        BOTH,
-        "Size above which a batch is not answered, but refused with 413.",
-        least=1 << 10,
-        # Half of what an answer may take: values may be longer as JSON.
-        most=32 << 20,
-    ),
-    Setting(
-        "max_key_bytes",
-        "integer",
-        4_096,
-        BOTH,
-        "Length of the longest key that a request may name, as it is written there.",
-        least=4_096,
-    ),
-    Setting(
-        "max_connections",
-        "integer",
-        16_384,
-        BOTH,
+    )
+    max_connections: int = setting(
         "Connections open at once above which a process closes new ones. It also closes them above three quarters "
         "of the files that it may have open.",
+        16_384,
         least=1,
-    ),
-    Setting(
-        "max_in_flight_per_worker",
-        "integer",
-        1_024,
-        ROUTER,
-        "Requests in flight at one worker above which a router asks another, and answers 429 if all are full. "
-        "Each of the router's processes counts its own.",
-        least=1,
-    ),
-    Setting(
-        "max_event_streams",
-        "integer",
-        4_096,
-        BOTH,
-        "Event streams open at once above which a process answers 429.",
-        least=1,
-    ),
-    Setting(
-        "worker_poll_interval_ms",
-        "integer",
-        200,
-        ROUTER,
-        "Pause between polls of a worker's status. It is longer if polling all would take over 3 % of a core.",
-        least=10,
-    ),
-    Setting(
-        "lag_report_max_age_ms",
-        "integer",
-        5_000,
-        ROUTER,
-        "A worker's lag report older than this counts as unknown.",
-        least=1,
-    ),
-    Setting("drain_ms", "integer", 5_000, BOTH, "How long listeners stay open after SIGTERM, while not ready."),
-    Setting(
-        "shutdown_timeout_ms", "integer", 25_000, BOTH, "Longest time from SIGTERM to the process' end.", least=1
-    ),
-    Setting(
-        "allowed_hosts",
-        "names",
-        (),
-        BOTH,
+    )
+    max_event_streams: int = setting(
+        "Event streams open at once above which a process answers 429.", 4_096, least=1
+    )
+    drain_ms: int = setting("How long listeners stay open after SIGTERM, while not ready.", 5_000)
+    shutdown_timeout_ms: int = setting("Longest time from SIGTERM to the process' end.", 25_000, least=1)
+    allowed_hosts: tuple[str, ...] = setting(
         "Names by which requests may address the process, or `*` for any. Addresses, names of loopback and the "
         "advertised name are allowed as well. By default any name is, if other machines may reach the process.",
-    ),
-    Setting(
-        "trusted_proxies",
-        "names",
         (),
-        BOTH,
+    )
+    trusted_proxies: tuple[str, ...] = setting(
         "Networks of proxies, comma-separated, and `unix` for the Unix sockets: in their requests "
         "`X-Forwarded-For`, or `Forwarded`, names the client that limits count.",
-    ),
-    Setting("cors_allow_origins", "names", (), BOTH, "Origins that browsers may read from, or `*`."),
-    Setting(
-        "tls_certificate_file",
-        "path",
-        None,
-        BOTH,
+        (),
+    )
+    cors_allow_origins: tuple[str, ...] = setting("Origins that browsers may read from, or `*`.", ())
+    tls_certificate_file: Path | None = setting(
         "PEM file of the certificate, with its chain, by which the listener speaks HTTPS, and nothing else. The "
-        "file is read again when it changes.",
-    ),
-    Setting("tls_key_file", "path", None, BOTH, "PEM file of the certificate's private key, not encrypted."),
-    Setting(
-        "auth_tokens_file",
-        "path",
-        None,
-        BOTH,
+        "file is read again when it changes."
+    )
+    tls_key_file: Path | None = setting("PEM file of the certificate's private key, not encrypted.")
+    auth_tokens_file: Path | None = setting(
         "File of accepted tokens of at least 16 characters, one per line: `NAME TOKEN` or `NAME sha256:HEX`. The "
-        "file is read again when it changes. "
-        "Without it, and without `--authenticator`, every request is accepted.",
-    ),
-    Setting(
-        "authenticator",
-        "text",
-        None,
-        BOTH,
+        "file is read again when it changes. Without it, and without `--authenticator`, every request is "
+        "accepted."
+    )
+    authenticator: str | None = setting(
         "Name of an entry point in the group `forebay.authenticators` that authenticates requests instead of a "
-        "tokens file.",
-    ),
-    Setting(
-        "ticket_key_file",
-        "path",
-        None,
-        BOTH,
+        "tokens file."
+    )
+    ticket_key_file: Path | None = setting(
         "File of the one key, of at least 32 characters, that signs tickets for event streams. The file is read "
         "again when it changes. Routers with the same key open each other's tickets. By default each process, or "
-        "each router of several, makes a key at its start.",
-    ),
-    Setting(
-        "allow_anonymous",
-        "boolean",
+        "each router of several, makes a key at its start."
+    )
+    allow_anonymous: bool = setting(
+        "Whether a process that other machines may reach starts without a tokens file and an authenticator.", False
+    )
+    log_level: str = setting(
+        "Least severe level logged: `debug`, `info`, `warning` or `error`.",
+        "info",
+        choices=("debug", "info", "warning", "error"),
+    )
+    log_format: str = setting("Form of log lines: `text` or `json`.", "text", choices=("text", "json"))
+
+    @property
+    def max_answer_bytes(self) -> int:
+        """Size above which a batch is not answered, but refused with 413: one that no process has room for would
+        be refused as if it were worth another try."""
+        return min(_MOST_ANSWER_BYTES, self.request_memory_bytes // 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings(TierSettings):
+    """A worker's settings."""
+
+    topology: Path = setting("The topology file.")
+    changelog: str = setting("URL of the changelog: `sqlite:///DIR` or `kafka://HOST:PORT,…`.")
+    state_dir: Path = setting("Directory of the local state, one per worker.")
+    group: str | None = setting(
+        "URL of the worker group, `sqlite:///FILE` or `kafka://HOST:PORT,…`. By default it is `group.db` beside "
+        "the SQLite changelog, or the Kafka changelog's brokers."
+    )
+    advertise: HostInfo | None = setting(
+        "Address under which others reach this worker. By default it is the first listen address of TCP. If that "
+        "is a wildcard such as `0.0.0.0`, it is the machine's name, and a warning at the start says which."
+    )
+    num_standby_replicas: int = setting("Standbys of each task, on other workers.", 1)
+    acceptable_recovery_lag: int = setting(
+        "A task counts as caught up if each of its stores is at most this many records behind. An active still "
+        "counts as caught up at twice as many, so that a lag near the limit does not move it back and forth.",
+        10_000,
+    )
+    max_warmup_replicas: int = setting("Extra replicas that may warm up at once.", 2, least=1)
+    session_timeout_ms: int = setting(
+        "A member is alive if it renewed its lease within this time.", 6_000, least=300
+    )
+    standby_rebuild_delay_ms: int = setting(
+        "How long a member must be away before its replicas are rebuilt elsewhere.", 60_000
+    )
+    returns: bool = setting(
+        "Whether the worker comes back after it has left or died. If not, as beside a program that ends, its "
+        "place is given to others at once instead of after `standby_rebuild_delay_ms`.",
+        True,
+    )
+    initial_rebalance_delay_ms: int = setting(
+        "How long an empty group waits for members before its first assignment.", 3_000
+    )
+    create_topics: bool = setting(
+        "Whether workers create missing changelog topics. If not, `forebay topology apply` creates them.", True
+    )
+    apply_records_per_second: int = setting(
+        "Total records applied a second at most, to leave disk and processor time to reads. 0 sets no limit.", 0
+    )
+    restore_processes: int = setting(
+        "Processes that restore replicas that are far behind. With 0 the serving process restores them itself.", 1
+    )
+    statestore_checkpoint_interval_ms: int = setting(
+        "How often offsets are written for stores that manage none, beside after 10,000 records (KIP-116).",
+        300_000,
+    )
+    state_cleanup_delay_ms: int = setting(
+        "How long the state of a released task, or of a store that left the topology, is kept on disk. It counts "
+        "from the release, whatever restarts follow.",
+        600_000,
+    )
+    record_lag_ceiling: int | None = setting(
+        "Limit on how many records any answer may be behind, whatever a request or a store tolerates."
+    )
+    time_lag_ceiling_ms: int | None = setting(
+        "Limit on how far any answer may be behind the log, whatever a request or a store tolerates."
+    )
+    age_ceiling_ms: int | None = setting(
+        "Limit on how far any answer may be behind the source, whatever a request or a store tolerates."
+    )
+    rocksdb_block_cache_bytes: int = setting(
+        "Block cache shared by all stores of the process.", 256 << 20, least=1 << 20
+    )
+    rocksdb_write_buffer_bytes: int = setting(
+        "Memory for writes not yet flushed, shared by all stores of the process.", 256 << 20, least=1 << 20
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterSettings(TierSettings):
+    """A router's settings."""
+
+    seeds: tuple[HostInfo, ...] = setting(
+        "Workers from which to learn of the others, comma-separated. A name stands for every address that it "
+        "resolves to, looked up every 5 s."
+    )
+    application_id: str | None = setting(
+        "The application whose workers are asked. By default it is that of the seeds, if all belong to one."
+    )
+    own_host: str | None = setting(
+        "The host that workers on this router's machine advertise. Reads with `prefer=any` go to a worker there "
+        "before the others of the rack, as long as one is within the bounds."
+    )
+    max_in_flight_per_worker: int = setting(
+        "Requests in flight at one worker above which a router asks another, and answers 429 if all are full. "
+        "Each of the router's processes counts its own.",
+        1_024,
+        least=1,
+    )
+    worker_poll_interval_ms: int = setting(
+        "Pause between polls of a worker's status. It is longer if polling all would take over 3 % of a core.",
+        200,
+        least=10,
+    )
+    lag_report_max_age_ms: int = setting(
+        "A worker's lag report older than this counts as unknown.", 5_000, least=1
+    )
+    proxy_protocol: bool = setting(
+        "Whether each connection from one of the `trusted_proxies` begins with a header of the PROXY protocol, "
+        "which names the client that limits count.",
         False,
-        BOTH,
-        "Whether a process that other machines may reach starts without a tokens file and an authenticator.",
-    ),
-    Setting(
-        "worker_token_file",
-        "path",
-        None,
-        ROUTER,
-        "File of the one token that the router sends to workers. The file is read again when it changes.",
-    ),
-    Setting(
-        "worker_token_networks",
-        "names",
-        (
-            "127.0.0.0/8",
-            "10.0.0.0/8",
-            "172.16.0.0/12",
-            "192.168.0.0/16",
-            "169.254.0.0/16",
-            "::1",
-            "fc00::/7",
-            "fe80::/10",
-        ),
-        ROUTER,
+    )
+    worker_token_file: Path | None = setting(
+        "File of the one token that the router sends to workers. The file is read again when it changes."
+    )
+    worker_token_networks: tuple[str, ...] = setting(
         "Networks, and names of workers, to which the router's token may go without TLS, comma-separated. By "
         "default these are loopback and the private ones (RFC 1918, RFC 4193, link-local). A worker elsewhere is "
         "not asked.",
-    ),
-    Setting(
-        "worker_ca_file",
-        "path",
-        None,
-        ROUTER,
+        _PRIVATE_NETWORKS,
+    )
+    worker_ca_file: Path | None = setting(
         "PEM file of the authorities that vouch for the workers' certificates. With it, workers are asked over "
-        "HTTPS only. The file is read again when it changes.",
-    ),
-    Setting(
-        "log_level",
-        "choice",
-        "info",
-        BOTH,
-        "Least severe level logged: `debug`, `info`, `warning` or `error`.",
-        choices=_LEVELS,
-    ),
-    Setting(
-        "log_format", "choice", "text", BOTH, "Form of log lines: `text` or `json`.", choices=("text", "json")
-    ),
-)  # fmt: skip
+        "HTTPS only. The file is read again when it changes."
+    )
+
+
+_MADE: dict[Tier, type[TierSettings]] = {"worker": WorkerSettings, "router": RouterSettings}
+_KINDS: dict[Any, Kind] = {
+    str: "text",
+    Path: "path",
+    HostInfo: "address",
+    tuple[HostInfo, ...]: "addresses",
+    tuple[ListenAddress, ...]: "listeners",
+    int: "integer",
+    bool: "boolean",
+    tuple[str, ...]: "names",
+}
+
+
+def _settings() -> Iterator[Setting]:
+    members = {member.name: member for made in _MADE.values() for member in fields(made)}
+    types = {**get_type_hints(WorkerSettings), **get_type_hints(RouterSettings)}
+    for name, member in members.items():
+        kind = next(kind for type_, kind in _KINDS.items() if types[name] in (type_, type_ | None))
+        yield Setting(
+            name,
+            "choice" if member.metadata["choices"] else kind,
+            tiers=frozenset(tier for tier, made in _MADE.items() if name in made.__dataclass_fields__),
+            required=member.metadata["default"] is None and NoneType not in get_args(types[name]),
+            **member.metadata,
+        )
+
+
+SETTINGS: tuple[Setting, ...] = tuple(sorted(_settings(), key=lambda setting: not setting.required))
+"""All settings, those that are required first."""
 
 
 def settings_for(tier: Tier) -> tuple[Setting, ...]:

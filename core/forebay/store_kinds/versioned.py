@@ -8,8 +8,7 @@ from forebay.codecs.values import ValueCodec
 from forebay.retention import LogRetention, Retention
 from forebay.store_kinds.expiry_rules import ExpiryBySuccessor
 from forebay.store_kinds.kind import StoreKind
-from forebay.stored_keys import LogicalKey
-from forebay.stored_versions import decode_version
+from forebay.stored_keys import LogicalKey, decode_version
 
 
 @dataclass(frozen=True)

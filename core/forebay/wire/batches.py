@@ -17,6 +17,8 @@ from forebay.wire.answers import JSON_HEAD, NO_STORE, HttpAnswer, problem_answer
 from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
 
 MOST_KEYS = 500
+MOST_KEY_BYTES = 4_096
+"""The length of the longest key that a request may name, as it is written there."""
 MOST_BODY_BYTES = 2 << 20
 _MOST_AT_ONCE_BYTES = 16 << 10
 """A larger body is read key by key, in turns with other work: half a millisecond's worth."""
@@ -66,15 +68,15 @@ def is_large(body: bytes) -> bool:
     return len(body) > _MOST_AT_ONCE_BYTES
 
 
-async def read_batch(body: bytes, max_key_bytes: int) -> BatchKeys:
+async def read_batch(body: bytes) -> BatchKeys:
     """The keys of a request body of any size; raises as ``read_batch_keys``."""
     if not is_large(body):
-        return read_batch_keys(body, max_key_bytes)
-    keys = await in_turns(_keys_one_by_one(body, max_key_bytes))
+        return read_batch_keys(body)
+    keys = await in_turns(_keys_one_by_one(body))
     return BatchKeys([value for value, _ in keys], [text for _, text in keys])
 
 
-def read_batch_keys(body: bytes, max_key_bytes: int) -> BatchKeys:
+def read_batch_keys(body: bytes) -> BatchKeys:
     """The keys of a small request body ``{"keys": […]}``; raises ``BadRequest``, or ``BadKey`` for one that is too
     long."""
     try:
@@ -86,14 +88,14 @@ def read_batch_keys(body: bytes, max_key_bytes: int) -> BatchKeys:
         raise _no_batch()
     if len(keys) > MOST_KEYS:
         raise _too_many(len(keys))
-    if len(body) > max_key_bytes:
+    if len(body) > MOST_KEY_BYTES:
         for place, key in enumerate(keys):
-            if _is_longer(key, max_key_bytes):
-                raise key_too_long(max_key_bytes, f"keys[{place}]")
+            if _is_longer(key, MOST_KEY_BYTES):
+                raise key_too_long(f"keys[{place}]")
     return BatchKeys(keys)
 
 
-def _keys_one_by_one(body: bytes, max_key_bytes: int) -> Iterator[tuple[Any, bytes]]:
+def _keys_one_by_one(body: bytes) -> Iterator[tuple[Any, bytes]]:
     """Values and texts of the keys; nothing is read further than a key of the longest kind reaches."""
     try:
         text = body.decode(json.detect_encoding(body), "surrogatepass").removeprefix("\ufeff")
@@ -103,7 +105,7 @@ def _keys_one_by_one(body: bytes, max_key_bytes: int) -> Iterator[tuple[Any, byt
     if begin is None:
         raise _no_batch()
     at, place = begin.end(), 0
-    most_characters = _MOST_TEXT * max_key_bytes
+    most_characters = _MOST_TEXT * MOST_KEY_BYTES
     end = _END.match(text, at)
     while end is None:
         if place == MOST_KEYS:
@@ -113,12 +115,12 @@ def _keys_one_by_one(body: bytes, max_key_bytes: int) -> Iterator[tuple[Any, byt
             value, length = _DECODER.raw_decode(piece)
         except json.JSONDecodeError as error:
             if len(piece) > most_characters and _is_cut(piece, error):
-                raise key_too_long(max_key_bytes, f"keys[{place}]") from None
+                raise key_too_long(f"keys[{place}]") from None
             raise _no_json() from None
         except (ValueError, RecursionError):
             raise _no_json() from None
-        if length > most_characters or _is_longer(value, max_key_bytes):
-            raise key_too_long(max_key_bytes, f"keys[{place}]")
+        if length > most_characters or _is_longer(value, MOST_KEY_BYTES):
+            raise key_too_long(f"keys[{place}]")
         yield value, _utf8(piece[:length], value)
         place += 1
         at += length
@@ -156,9 +158,9 @@ def _too_many(keys: int | None = None) -> BadRequest:
     return BadRequest(f"{found} keys are more than {MOST_KEYS}; send them in several requests.")
 
 
-def key_too_long(max_key_bytes: int, which: str = "The key") -> BadKey:
+def key_too_long(which: str = "The key") -> BadKey:
     """The problem of a key longer than allowed."""
-    return BadKey(f"{which} is longer than {max_key_bytes} bytes (max_key_bytes).")
+    return BadKey(f"{which} is longer than {MOST_KEY_BYTES} bytes.")
 
 
 def _is_longer(key: Any, most_bytes: int) -> bool:
@@ -228,9 +230,7 @@ def _parted(found: Sequence[bytes | KeyResult]) -> tuple[list[tuple[int, bytes]]
 def require_size(answer_bytes: int, most_bytes: int) -> None:
     """Raise ``AnswerTooLarge`` if an answer would be larger than allowed."""
     if answer_bytes > most_bytes:
-        raise AnswerTooLarge(
-            f"The values of these keys take more than {most_bytes} bytes (max_answer_bytes); ask for fewer keys."
-        )
+        raise AnswerTooLarge(f"The values of these keys take more than {most_bytes} bytes; ask for fewer keys.")
 
 
 def batch_answer(keys: BatchKeys, results: Sequence[KeyResult], *, frames: bool = False) -> HttpAnswer:

@@ -20,6 +20,8 @@ _EPOCH_MS = re.compile(r"-?[0-9]{1,15}")
 _EPOCH_S = re.compile(r"[1-9][0-9]{9}")
 """The seconds of the years 2001 to 2286. As milliseconds they are of January to April 1970."""
 DEFAULT_LIMIT = 1_000
+MOST_REQUEST_MS = 30_000
+"""The longest that a request may take, whatever it states."""
 _LONGEST_REMEMBERED = 1_024
 _MOST_PARAMETERS = 64
 DEFAULT_LAG_INTERVAL_MS = 5_000
@@ -64,9 +66,9 @@ class ReadParameters:
         """Those to read again what has left its bounds: a replica at their edge would soon leave them again."""
         return replace(self, prefer="active")
 
-    def allowed_ms(self, default_ms: int, most_ms: int) -> int:
+    def allowed_ms(self, default_ms: int) -> int:
         """How long the request may take: as it states, else the default and its wait; within the bound."""
-        return min(self.timeout_ms or default_ms + self.wait_ms, most_ms)
+        return min(self.timeout_ms or default_ms + self.wait_ms, MOST_REQUEST_MS)
 
     def tolerance_for(self, spec: StoreSpec) -> Tolerance:
         """The request's tolerance, or the store's own if the request has none."""

@@ -89,7 +89,6 @@ class WorkerView:
     rack: str | None = None
     acceptable_recovery_lag: int | None = None
     num_standby_replicas: int | None = None
-    """None of a worker before 0.2."""
     replicas: dict[Held, Report] = field(default_factory=dict)
     failures: dict[Held, str] = field(default_factory=dict)
     """Why records of replicas cannot be applied."""

@@ -83,7 +83,7 @@ async def batch_get(
         require_kind(spec, *SINGLE_VALUE_KINDS)
         deadline = router.deadline(parameters)
         with router.admitted(peer, parameters):
-            keys = await read_batch(body, router.settings.max_key_bytes)
+            keys = await read_batch(body)
             if keys.large:
                 memory.take(len(body))
             tolerance = router.tolerance(spec, parameters)

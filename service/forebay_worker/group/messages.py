@@ -21,7 +21,7 @@ from forebay_worker.group.assignor import Assignment, Placement
 from forebay_worker.group.member_health import MemberHealth
 
 VERSION = 2
-_LEAST = 1
+_LEAST = 2
 
 
 class UnreadableMessage(ForebayError):
@@ -100,26 +100,12 @@ class SubscriptionInfo:
                 document["fingerprint"],
                 _offsets_by_task(document["offsets"]),
                 Generation(*document["known"]),
-                document.get("rack"),
-                _health(document),
-                frozenset(TaskId(*task) for task in document.get("unchecked", ())),
-                _offsets_by_task(document.get("restoring", ())),
-                document.get("returns", True),
+                document["rack"],
+                MemberHealth(document["health"]),
+                frozenset(TaskId(*task) for task in document["unchecked"]),
+                _offsets_by_task(document["restoring"]),
+                document["returns"],
             )
-
-
-_HEALTH_BEFORE_0_2 = {
-    "fit": MemberHealth.HEALTHY,
-    "obstructed": MemberHealth.DEGRADED,
-    "written-off": MemberHealth.EVICTED,
-}
-
-
-def _health(document: Mapping[str, Any]) -> MemberHealth:
-    """A member's health; one before 0.2 reports it under another name, or not at all."""
-    if "standing" in document:
-        return _HEALTH_BEFORE_0_2[document["standing"]]
-    return MemberHealth(document.get("health", MemberHealth.HEALTHY))
 
 
 def _offset_table(offsets: Mapping[TaskId, tuple[int, ...]]) -> list[list[int]]:
@@ -217,13 +203,13 @@ class AssignmentInfo:
             {
                 "generation": self.generation,
                 "fingerprint": self.fingerprint,
-                # Older readers skip a host without a port.
+                # Of a member that is away the machine is known, without a port.
                 "members": [[name, *self.hosts.get(name, (self.machines.get(name, ""), 0))] for name in names],
                 "actual": table(current),
                 "moving": table(moving),
                 "ordinals": self.ordinals,
                 "not_returning": sorted(self.not_returning),
-                "racks": [self.racks.get(name) for name in names] if self.racks else [],
+                "racks": [self.racks.get(name) for name in names],
             }
         )
 
@@ -245,13 +231,9 @@ class AssignmentInfo:
                 document["fingerprint"],
                 {name: HostInfo(host, port) for name, host, port in document["members"] if port},
                 Assignment(current, {**current, **placements(document["moving"])}),
-                document.get("ordinals", {}),
-                frozenset(document.get("not_returning", ())),
-                {
-                    name: rack
-                    for name, rack in zip(names, document.get("racks", ()), strict=False)
-                    if rack is not None
-                },
+                document["ordinals"],
+                frozenset(document["not_returning"]),
+                {name: rack for name, rack in zip(names, document["racks"], strict=True) if rack is not None},
                 {name: host for name, host, port in document["members"] if host and not port},
             )
 

@@ -19,7 +19,6 @@ DIVIDED = frozenset(
         "rocksdb_block_cache_bytes",
         "rocksdb_write_buffer_bytes",
         "max_in_flight",
-        "max_waiting_reads",
         "request_memory_bytes",
         "max_connections",
         "max_event_streams",
@@ -43,8 +42,6 @@ def _share(settings: WorkerSettings, number: int) -> WorkerSettings:
     return replace(
         settings,
         **divided,
-        # Why: an answer that no process has room for would be refused as if it were worth another try.
-        max_answer_bytes=min(settings.max_answer_bytes, divided["request_memory_bytes"] // 2),
         listen=tuple(_moved(address, number) for address in tcp_addresses(settings.listen)),
         advertise=None if settings.advertise is None else _moved(settings.advertise, number),
         state_dir=state_dir_of(settings.state_dir, number),

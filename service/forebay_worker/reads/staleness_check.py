@@ -123,7 +123,6 @@ class Admission:
         host: str,
         tasks: _Tasks,
         membership: _Membership,
-        end_offset_max_age_ms: int,
         ceiling: Tolerance = UNLIMITED,
     ) -> None:
         self.stores = topology.stores
@@ -131,7 +130,6 @@ class Admission:
         self._host = host
         self._tasks = tasks
         self._membership = membership
-        self._end_offset_max_age_ms = end_offset_max_age_ms
         self._ceiling = ceiling
 
     def spec(self, store: str) -> StoreSpec:
@@ -204,12 +202,12 @@ class Admission:
     def proven_lag(self, replica: Replica) -> tuple[Role, Lag]:
         """Role of a replica now, and its lag as it may be checked against a bound."""
         progress, (role, lag) = replica.view.progress, self.lag(replica)
-        return role, provable(lag, progress, boot_ms(), self._end_offset_max_age_ms)
+        return role, provable(lag, progress, boot_ms())
 
     def records_behind(self, replica: Replica) -> int | None:
         """How far a replica is behind its log for the group, whatever its answers prove; None if unknown."""
         progress, now = replica.view.progress, boot_ms()
-        return provable(lag_of(progress, now), progress, now, self._end_offset_max_age_ms).record_lag
+        return provable(lag_of(progress, now), progress, now).record_lag
 
     def admit(self, replica: Replica, parameters: ReadParameters) -> Admitted:
         """Check a replica against what the read tolerates; raises ``Refused``."""
@@ -281,7 +279,7 @@ class Admission:
         return doubt.problem(doubt.text, **members)
 
     def _provable(self, admitted: Admitted) -> Lag:
-        return provable(admitted.lag, admitted.view.progress, admitted.moment_boot_ms, self._end_offset_max_age_ms)
+        return provable(admitted.lag, admitted.view.progress, admitted.moment_boot_ms)
 
     def require_position(self, admitted: Admitted, wanted: Position) -> None:
         """Raise ``PositionOfAnotherLog``, or ``Refused`` if the replica has not reached a position."""

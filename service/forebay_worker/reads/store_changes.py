@@ -23,15 +23,14 @@ from forebay_worker.reads.staleness_check import Admission, Refused
 class StoreChanges:
     """The changes of the stores of which this worker holds replicas."""
 
-    def __init__(self, admission: Admission, max_key_bytes: int) -> None:
+    def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self._max_key_bytes = max_key_bytes
         self._reads = ChangesReads(admission)
         self._ticks = ChangeTicks()
 
     def selection(self, store: str, parameters: ReadParameters) -> KeySelection:
         """What a request follows; raises ``UnknownStore``, ``BadParameter`` or ``BadKey``."""
-        return make_selection(parameters.written(self._admission.spec(store)), parameters, self._max_key_bytes)
+        return make_selection(parameters.written(self._admission.spec(store)), parameters)
 
     def held(self, selection: KeySelection, partition: int | None) -> list[int]:
         """The partitions to follow: the requested one, or those held; raises ``Problem`` if there are none."""

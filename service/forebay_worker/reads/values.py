@@ -12,8 +12,7 @@ from forebay.errors import BadParameter, NotReady, Problem
 from forebay.log_throttle import LogThrottle
 from forebay.state_store import StateStore, StoreCorrupted
 from forebay.store_spec import StoreSpec
-from forebay.stored_keys import TIME_SIZE, StoredKeys, successor
-from forebay.stored_versions import decode_version
+from forebay.stored_keys import TIME_SIZE, StoredKeys, decode_version, successor
 from forebay.wire.batches import require_size
 from forebay.wire.parameters import ReadParameters
 from forebay_worker.reads.located_keys import KeyForm

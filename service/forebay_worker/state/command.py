@@ -13,8 +13,7 @@ from rich.table import Table
 
 from forebay.cli import worker_settings
 from forebay.errors import ConfigurationError
-from forebay.output import Output, json_output
-from forebay.progress_bar import progress
+from forebay.output import Output, json_output, progress
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay.topology_file import load_topology

@@ -24,7 +24,7 @@ class StoreIdentity:
     timestamp_after_max_ms: int | None = None
 
     def document(self) -> dict[str, Any]:
-        """The identity as JSON values; what is as by default is left out, as versions did that did not know it."""
+        """The identity as JSON values; what is as by default is left out."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 

@@ -108,6 +108,7 @@ RECORDS_PER_COMMIT = 128
 """A commit of so many takes a quarter of a millisecond, during which no read is answered."""
 _PAUSE_BY_NOTING = 19
 """Pause between rounds, as a multiple of a round's cost: keeps 1,000 idle replicas at 5 % of a core."""
+_POLL_INTERVAL_MS = 10.0
 _LONGEST_PAUSE_MS = 250.0
 _NOTED_AT_ONCE = 100
 _READERS_TURN_S = 0.0001
@@ -130,14 +131,12 @@ class Applier:
     def __init__(
         self,
         changelog: Changelog,
-        poll_interval_ms: int,
         records_per_second: int,
         storage_fault: Callable[[Exception], str | None],
         handle: HandleEvent,
         housekeeping: Callable[[], None],
     ) -> None:
         self._consumer: Consumer = changelog.consumer()
-        self._poll_interval_ms = float(poll_interval_ms)
         self._current_due_boot_ms = 0.0
         self._records_per_second = records_per_second
         self._storage_fault = storage_fault
@@ -335,7 +334,7 @@ class Applier:
                 except Exception as error:
                     self._give_up_for_now(replica, error, end)
         took_s += time.thread_time()
-        pause_ms = max(self._poll_interval_ms, min(_PAUSE_BY_NOTING * took_s * 1000, _LONGEST_PAUSE_MS))
+        pause_ms = max(_POLL_INTERVAL_MS, min(_PAUSE_BY_NOTING * took_s * 1000, _LONGEST_PAUSE_MS))
         self._current_due_boot_ms = boot_ms() + pause_ms
         return pause_ms
 

@@ -104,7 +104,6 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     replica.key_watchers.wake(map(replica.spec.stored_keys.prefix_of, fold.changes))
     replica.records_applied += len(batch.records)
     replica.records_skipped += skipped
-    replica.records_unchecked += batch.unchecked
     replica.note_ahead(fold.ahead)
     if stopped_by is not None:
         raise stopped_by
@@ -146,9 +145,7 @@ def progress_at_open(committed: CommittedOffset, now_boot_ms: float, now_epoch_m
     def boot(moment_epoch_ms: float | None) -> float | None:
         return None if moment_epoch_ms is None else now_boot_ms - (now_epoch_ms - moment_epoch_ms)
 
-    # What 0.1 wrote says nothing of transactions that were open.
-    until = None if committed.end_reached_epoch_ms is None else boot(committed.last_caught_up_epoch_ms)
-    reached = boot(committed.last_end_reached_epoch_ms)
+    until, reached = boot(committed.last_caught_up_epoch_ms), boot(committed.end_reached_epoch_ms)
     as_of = None if committed.pending_end is not None else _as_of_boot(committed, now_boot_ms, now_epoch_ms)
     # A moment in the future means that the clock is or was wrong.
     until, as_of, reached = (

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from forebay.log_epochs import EpochStart, merged_epochs
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
-from forebay.stored_keys import USER_TAG
-from forebay.stored_versions import encode_version
+from forebay.stored_keys import USER_TAG, encode_version
 from forebay.unproven import UnprovenRanges
 from forebay_changelog import Batch, Heartbeat, Record
 from forebay_worker.tasks.record_check import first_bad_record

@@ -60,7 +60,6 @@ _PAUSE_BY_POLL = 20
 class RecoveryPolicy:
     """The settings for bringing replicas forward, each under its name."""
 
-    poll_interval_ms: int
     apply_records_per_second: int
     restore_processes: int
 
@@ -82,7 +81,6 @@ class Recovery:
         self._logged = LogThrottle()
         self.applier = Applier(
             changelog,
-            policy.poll_interval_ms,
             policy.apply_records_per_second,
             self._storage_fault_in,
             self.handle,

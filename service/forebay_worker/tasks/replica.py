@@ -64,8 +64,6 @@ class Replica:
     records_applied: int = 0
     records_skipped: int = 0
     """Records of an external store that its codecs could not read."""
-    records_unchecked: int = 0
-    """Records applied of a SQLite log of an earlier version, which have no checksum."""
     records_ahead: int = 0
     """Records whose time was too far after their own timestamp to move stream time."""
     log_notices: Mapping[str, str] = field(default_factory=dict)
@@ -211,7 +209,7 @@ class Replica:
         self.view = self.view.as_lost()
         # It would keep the former store.
         self.admitted = None
-        self.records_applied = self.records_skipped = self.records_unchecked = self.records_ahead = 0
+        self.records_applied = self.records_skipped = self.records_ahead = 0
 
     def note_ahead(self, records: int) -> None:
         """Count records whose time is too far after their own timestamp; the first are logged."""

@@ -121,7 +121,6 @@ class RestoreReport:
     refused: bool = False
     alive: bool = False
     skipped: int = 0
-    unchecked: int = 0
     ahead: int = 0
 
     @property
@@ -163,13 +162,13 @@ def _fold_files(
 ) -> Iterator[RestoreReport]:
     committed = CommittedOffset.from_document(job.committed)
     written_to, target, held_bytes, records, skipped, number = committed.position, -1, 0, 0, 0, 0
-    ahead = unchecked = 0
+    ahead = 0
     run = SortedRun()
     deadline = time.monotonic() + job.patience_s
     pulse_due = time.monotonic() + _PULSE_S
     while target < 0 or committed.position < target:
         batch = _next_batch(consumer, tp, job.patience_s)
-        if continuity_fault(spec, job.log, committed, committed.last_end_reached_epoch_ms, batch) is not None:
+        if continuity_fault(spec, job.log, committed, committed.end_reached_epoch_ms, batch) is not None:
             # The applier takes over and finds the same.
             return
         failure = consumer.failures().get(tp)
@@ -185,7 +184,6 @@ def _fold_files(
             pulse_due = time.monotonic() + _PULSE_S
             yield RestoreReport(job.job, alive=True)
         target = batch.end.offset if target < 0 else target
-        unchecked += batch.unchecked
         stopped_by = None
         if spec.validated:
             batch, skipped_here, stopped_by = fitting(spec, batch)
@@ -224,13 +222,12 @@ def _fold_files(
             records,
             batch.identity,
             skipped=skipped,
-            unchecked=unchecked,
             ahead=ahead,
         )
         if stopped_by is not None:
             return
         written_to, held_bytes, records, skipped, number = committed.position, 0, 0, 0, number + 1
-        ahead = unchecked = 0
+        ahead = 0
         run = SortedRun()
         # Writing, and waiting until it is ingested, may have taken any time.
         deadline = time.monotonic() + job.patience_s

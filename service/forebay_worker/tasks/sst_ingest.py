@@ -55,7 +55,6 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
     replica.doubt_keys(tuple(map(bytes.fromhex, offset.misplaced_keys)))
     replica.records_applied += report.records
     replica.records_skipped += report.skipped
-    replica.records_unchecked += report.unchecked
     replica.note_ahead(report.ahead)
     restoration.records += report.records
     restoration.fruitless = restoration.refused = 0

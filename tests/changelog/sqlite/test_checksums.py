@@ -1,4 +1,4 @@
-"""What a disk changes in a SQLite log is noticed, and what earlier versions wrote is read all the same."""
+"""What a disk changes in a SQLite log is noticed."""
 
 import os
 import random
@@ -21,7 +21,6 @@ from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_changelog.sqlite.checksums import Checked, check, checksum, with_checksums, without_holes
 from forebay_changelog.sqlite.compaction import CompactionLimits, compact
 from forebay_changelog.sqlite.consumer import SqliteConsumer
-from forebay_changelog.sqlite.log_file import WriteRefused
 from tests.changelog.sqlite.test_changelog import append, consuming, pairs, poll_one
 from tests.support.sqlite_partitions import append as append_to
 from tests.support.sqlite_partitions import beat, logged, rows_of
@@ -30,23 +29,6 @@ repeatable = settings(derandomize=True, deadline=None, max_examples=200)
 
 SPEC = StoreSpec("t", "key-value", "string", "json", "murmur2", "t", 1)
 ZERO = TopicPartition("t", 0)
-OF_0_1 = """
-CREATE TABLE log (
-    offset INTEGER PRIMARY KEY, key BLOB NOT NULL, value BLOB, timestamp_ms INTEGER NOT NULL,
-    heartbeat INTEGER NOT NULL);
-CREATE TABLE state (
-    id INTEGER PRIMARY KEY CHECK (id = 0), format INTEGER NOT NULL, identity TEXT NOT NULL,
-    next_offset INTEGER NOT NULL, tombstone_floor INTEGER NOT NULL);
-CREATE TABLE batch (
-    query_id TEXT NOT NULL, write_name TEXT NOT NULL, batch_id INTEGER NOT NULL,
-    row_count INTEGER NOT NULL, digest BLOB NOT NULL, next_offset INTEGER NOT NULL,
-    PRIMARY KEY (query_id, write_name, batch_id)) WITHOUT ROWID;
-CREATE TABLE writer (
-    writer TEXT NOT NULL, query_id TEXT NOT NULL, superseded INTEGER NOT NULL,
-    PRIMARY KEY (writer, query_id)) WITHOUT ROWID;
-INSERT INTO state VALUES (0, 1, 'identity', 3, 0);
-INSERT INTO log VALUES (0, x'61', x'31', 1, 0), (1, x'62', NULL, 1, 0), (2, x'61', x'32', 1, 0);
-"""
 
 
 @pytest.fixture
@@ -56,22 +38,12 @@ def changelog(tmp_path: Path) -> SqliteChangelog:
     return changelog
 
 
-@pytest.fixture
-def old_log(tmp_path: Path) -> str:
-    """A partition as 0.1 left it, with three records."""
-    path = str(tmp_path / "old.db")
-    with closing(sqlite_log_file.connect(path, create=True)) as connection:
-        sqlite_log_file.enable_wal(connection)
-        connection.executescript(OF_0_1)
-    return path
-
-
 def execute(path: str, statement: str) -> None:
     with closing(sqlite_log_file.connect(path)) as connection:
         assert connection.execute(statement).rowcount in (-1, 1)
 
 
-def read(path: str, position: int = 0) -> Batch:
+def read(path: str, position: int) -> Batch:
     with closing(consumer_of(path, position)) as consumer:
         return poll_one(consumer)
 
@@ -108,7 +80,7 @@ def test_one_changed_bit_of_any_part_is_noticed(
     offset, key, value, timestamp_ms, heartbeat = record
     row = (offset, key, value, timestamp_ms, int(heartbeat))
     expected = checksum(*row)
-    assert check([(*row, expected)], 0).damaged_offset is None
+    assert check([(*row, expected)]).damaged_offset is None
     changes = [
         (offset ^ 1 << data.draw(st.integers(0, 61)), key, value, timestamp_ms, heartbeat),
         (offset, key, value, timestamp_ms ^ 1 << data.draw(st.integers(0, 61)), heartbeat),
@@ -118,7 +90,7 @@ def test_one_changed_bit_of_any_part_is_noticed(
         *((offset, key, changed, timestamp_ms, heartbeat) for changed in one_bit_less(value or b"", data)),
     ]
     for changed in changes:
-        assert check([(*changed, expected)], 0).damaged_offset == changed[0]
+        assert check([(*changed, expected)]).damaged_offset == changed[0]
 
 
 def one_bit_less(content: bytes, data: st.DataObject) -> list[bytes]:
@@ -131,7 +103,7 @@ def one_bit_less(content: bytes, data: st.DataObject) -> list[bytes]:
 
 @pytest.mark.parametrize("row", [(1, "text", b"", 1, 0), (1, b"k", 5, 1, 0), (1, b"k", b"", "x", 0)])
 def test_what_is_no_record_by_its_types_is_damaged(row: tuple[object, ...]) -> None:
-    assert check([(0, b"k", b"", 1, 0, checksum(0, b"k", b"", 1, 0)), (*row, 7)], 0).damaged_offset == 1
+    assert check([(0, b"k", b"", 1, 0, checksum(0, b"k", b"", 1, 0)), (*row, 7)]).damaged_offset == 1
 
 
 def test_every_kind_of_record_has_a_checksum(changelog: SqliteChangelog) -> None:
@@ -157,7 +129,6 @@ def test_every_kind_of_record_has_a_checksum(changelog: SqliteChangelog) -> None
         "UPDATE log SET timestamp_ms = timestamp_ms + 1099511627776 WHERE offset = 2",
         "UPDATE log SET heartbeat = 1 WHERE offset = 2",
         "UPDATE log SET checksum = checksum + 1 WHERE offset = 2",
-        "UPDATE log SET checksum = NULL WHERE offset = 2",
     ],
 )
 def test_nothing_from_a_damaged_record_on_is_delivered(changelog: SqliteChangelog, damage: str) -> None:
@@ -227,7 +198,7 @@ def test_a_digit_that_the_disk_changed_is_noticed(changelog: SqliteChangelog) ->
 def test_records_that_do_not_ascend_or_have_a_hole_are_cut(
     offsets: list[int], begin: int, end: int, kept: int, damaged: int | None
 ) -> None:
-    checked = Checked([(offset, b"k", b"1", 1, False) for offset in offsets], 0, None)
+    checked = Checked([(offset, b"k", b"1", 1, False) for offset in offsets], None)
     found = without_holes(checked, begin, end, are_all=True)
     assert ([record[0] for record in found.records], found.damaged_offset) == (offsets[:kept], damaged)
 
@@ -327,74 +298,19 @@ def test_compaction_keeps_checksums(changelog: SqliteChangelog) -> None:
     with consuming(changelog) as consumer:
         batch = poll_one(consumer)
     assert [offset for offset, *_ in batch.records] == [2, 3, 4]
-    assert batch.unchecked == 0
-
-
-def test_records_of_0_1_are_read_and_counted_as_unchecked(old_log: str) -> None:
-    batch = read(old_log)
-    assert pairs(batch) == [(0, b"a", b"1"), (1, b"b", None), (2, b"a", b"2")]
-    assert batch.unchecked == 3
 
 
 @pytest.mark.parametrize(
-    "write",
-    [
-        lambda path: append_to(path, rows_of("c=3")),
-        lambda path: beat(path),
-        lambda path: sqlite_writers.retire_writer(path, "w"),
-    ],
-    ids=["batch", "heartbeat", "retirement"],
+    ("format_", "remedy"), [(3, "Empty the store's log with 'forebay changelog reset'"), (5, "Upgrade")]
 )
-def test_a_log_of_0_1_has_checksums_from_the_first_write_on(old_log: str, write: object) -> None:
-    with closing(consumer_of(old_log, 0)) as consumer:
-        assert poll_one(consumer).unchecked == 3
-        write(old_log)  # type: ignore[operator]
-        # Also for those who had it open.
-        batch = poll_one(consumer)
-        assert (len(batch.records), batch.unchecked) == (1, 0)
-    assert read(old_log).unchecked == 3
-    execute(old_log, "UPDATE log SET checksum = NULL WHERE offset = 3")
-    assert read(old_log).position == 3
-
-
-def test_unchecked_records_stay_unchecked_in_compaction(old_log: str) -> None:
-    """Records from before checksums existed get none from compaction."""
-    append_to(old_log, rows_of("b=3"))
-    assert compact(old_log, SPEC, CompactionLimits(0, 10**9), 10**12) == 2
-    batch = read(old_log)
-    assert (pairs(batch), batch.unchecked) == ([(2, b"a", b"2"), (3, b"b", b"3")], 1)
-
-
-def test_after_a_reset_every_record_is_checked(old_log: str) -> None:
-    sqlite_log_file.reset(old_log, "another")
-    append_to(old_log, rows_of("a=1"))
-    batch = read(old_log)
-    assert (batch.identity, len(batch.records), batch.unchecked) == ("another", 1, 0)
-    execute(old_log, "UPDATE log SET checksum = NULL WHERE offset = 0")
-    assert read(old_log).records == []
-
-
-def test_a_version_that_knows_no_checksums_refuses_such_a_log(
-    old_log: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    append_to(old_log, rows_of("c=3"))
-    monkeypatch.setattr(sqlite_log_file, "_FORMAT", 1)
-    with pytest.raises(
-        WriteRefused, match=r"log format 4; this version supports formats up to 1\. Upgrade forebay"
-    ):
-        append_to(old_log, rows_of("d=4"), 1)
-    with closing(consumer_of(old_log, 0)) as consumer:
-        assert list(consumer.poll(10)) == []
-        [failure] = consumer.failures().values()
-    assert "log format 4; this version supports formats up to 1. Upgrade forebay" in failure.reason
-
-
-def test_open_consumer_notices_a_newer_format(changelog: SqliteChangelog) -> None:
+def test_open_consumer_notices_another_format(changelog: SqliteChangelog, format_: int, remedy: str) -> None:
     with consuming(changelog) as consumer:
         poll_one(consumer)
-        execute(changelog.path(ZERO), "UPDATE state SET format = 9")
+        execute(changelog.path(ZERO), f"UPDATE state SET format = {format_}")
         assert list(consumer.poll(10)) == []
-        assert "log format 9" in consumer.failures()[ZERO].reason
+        [failure] = consumer.failures().values()
+    assert f"log format {format_}; this version reads and writes format 4. {remedy}" in failure.reason
+    assert failure.lasting
 
 
 @pytest.mark.parametrize("replaced", [False, True])

@@ -115,18 +115,3 @@ def test_epochs_are_bounded(directory, monkeypatch):
     assert [first for first, _ in epochs(changelog)] == [15, 16, 17]
     # Who was away for longer cannot be shown that the log is the same.
     assert polled(changelog, 2, OffsetAndEpoch(2, 5)).truncated
-
-
-def test_a_log_from_before_epochs_gets_them_with_its_next_record(directory):
-    changelog = SqliteChangelog(directory)
-    write(changelog, 0, b"a")
-    with closing(sqlite3.connect(changelog.path(TP))) as connection:
-        connection.execute("DROP TABLE epoch")
-        connection.execute("UPDATE state SET format = 3")
-        connection.commit()
-    before = polled(changelog)
-    assert (len(before.records), before.epochs, before.proof(None)) == (2, (), None)
-    write(SqliteChangelog(directory), 1, b"b")
-    after = polled(changelog, before.position)
-    assert after.proof(None) is not None
-    assert not polled(changelog, after.position, after.proof(None)).truncated

@@ -31,11 +31,24 @@ def test_creating_a_partition_again_changes_nothing(path: str) -> None:
     assert len(logged(path)) == 1
 
 
-def test_a_log_of_a_later_format_is_refused_with_the_remedy(path: str) -> None:
+@pytest.mark.parametrize(("by", "remedy"), [(1, "Upgrade"), (-1, "changelog reset.*fill it again")])
+def test_a_log_of_another_format_is_refused_with_the_remedy(path: str, by: int, remedy: str) -> None:
     with closing(sqlite_log_file.connect(path)) as connection:
-        connection.execute("UPDATE state SET format = format + 1")
-    with pytest.raises(WriteRefused, match="Upgrade forebay"):
-        sqlite_log_file.create(path, "identity")
+        connection.execute("UPDATE state SET format = format + ?", (by,))
+    with pytest.raises(WriteRefused, match=remedy):
+        append(path, rows_of("a=1"))
+    assert logged(path) == []
+
+
+def test_a_log_of_an_older_format_can_be_reset(path: str) -> None:
+    with closing(sqlite_log_file.connect(path)) as connection:
+        connection.executescript(
+            "DROP TABLE epoch; ALTER TABLE log DROP COLUMN checksum; ALTER TABLE state DROP COLUMN removed_to;"
+            "UPDATE state SET format = 1"
+        )
+    sqlite_log_file.reset(path, "another")
+    append(path, rows_of("a=1"))
+    assert state(path) == ("another", 1, 0)
 
 
 def test_an_executor_that_sees_the_drivers_directory_may_write(tmp_path: Path) -> None:

@@ -13,11 +13,9 @@ from forebay.errors import BadKey, BadRequest, Problem
 from forebay.event_loop_turns import in_turns
 from forebay.wire.batches import MOST_KEYS, BatchKeys, read_batch, read_batch_keys, read_plain, read_plain_keys
 
-MAX_KEY_BYTES = 1_000
-
 
 def keys_of(*texts: bytes) -> list[object]:
-    return list(read_batch_keys(b'{"keys": [%b]}' % b",".join(texts), MAX_KEY_BYTES).values)
+    return list(read_batch_keys(b'{"keys": [%b]}' % b",".join(texts)).values)
 
 
 @pytest.mark.parametrize("number", [b"1e400", b"-1e400", b"NaN", b"Infinity", b"-Infinity"])
@@ -57,8 +55,8 @@ JSON = st.recursive(
 @given(st.lists(JSON, max_size=5), st.booleans(), st.sampled_from([None, 0, 1, "\t"]))
 def test_a_large_body_is_read_as_a_small_one(keys, ascii_only, indent):
     body = json.dumps({"keys": keys}, ensure_ascii=ascii_only, indent=indent).encode("utf-8", "surrogatepass")
-    small = outcome(lambda: list(read_batch_keys(body, MAX_KEY_BYTES).values))
-    found = outcome(lambda: asyncio.run(read_batch(large(body), MAX_KEY_BYTES)))
+    small = outcome(lambda: list(read_batch_keys(body).values))
+    found = outcome(lambda: asyncio.run(read_batch(large(body))))
     if isinstance(small, type):
         assert found is small
         return
@@ -93,28 +91,28 @@ def test_a_large_body_is_read_as_a_small_one(keys, ascii_only, indent):
 def test_what_is_no_batch_is_refused_however_long_it_is(body):
     for text in (body, large(body)):
         with pytest.raises(BadRequest):
-            asyncio.run(read_batch(text, MAX_KEY_BYTES))
+            asyncio.run(read_batch(text))
 
 
 @pytest.mark.parametrize(
     "key",
     [
-        b'"%b"' % (b"a" * 1_001),
+        b'"%b"' % (b"a" * 4_097),
         b"[%b]" % b",".join([b"1"] * 600_000),
-        b'"%b"' % (b"\\u0001" * 1_001),
+        b'"%b"' % (b"\\u0001" * 4_097),
     ],
 )
 def test_a_key_that_is_too_long_is_named(key):
-    with pytest.raises(BadKey, match=r"keys\[1\] is longer than 1000 bytes"):
-        asyncio.run(read_batch(large(b'{"keys": ["a", %b]}' % key), MAX_KEY_BYTES))
-    longest = b'"%b"' % (b"\\u0001" * 1_000)
-    assert asyncio.run(read_batch(large(b'{"keys": [%b]}' % longest), MAX_KEY_BYTES)).values == ["\x01" * 1_000]
+    with pytest.raises(BadKey, match=r"keys\[1\] is longer than 4096 bytes"):
+        asyncio.run(read_batch(large(b'{"keys": ["a", %b]}' % key)))
+    longest = b'"%b"' % (b"\\u0001" * 4_096)
+    assert asyncio.run(read_batch(large(b'{"keys": [%b]}' % longest))).values == ["\x01" * 4_096]
 
 
 def test_a_key_that_is_no_utf8_is_repeated_as_text_that_is():
     """Of a large body, as of a small one."""
     for body in (b'{"keys": ["\xed\xa0\x80"]}', large(b'{"keys": ["\xed\xa0\x80"]}')):
-        text = asyncio.run(read_batch(body, MAX_KEY_BYTES)).text(0)
+        text = asyncio.run(read_batch(body)).text(0)
         assert json.loads(text.decode()) == "\ud800"
 
 
@@ -128,11 +126,11 @@ def test_a_key_that_is_no_utf8_is_repeated_as_text_that_is():
     ],
 )
 def test_what_is_read_of_a_small_body_is_read_of_a_large_one(body):
-    small = read_batch_keys(body, MAX_KEY_BYTES).values
+    small = read_batch_keys(body).values
     # Behind what belongs to the beginning of a text.
     padded = body.replace(b"{", b"{" + b" " * 20_000, 1) if b"\x00" not in body else None
     padded = padded or body.decode("utf-16").replace("{", "{" + " " * 20_000).encode("utf-16")
-    assert asyncio.run(read_batch(padded, MAX_KEY_BYTES)).values == list(small)
+    assert asyncio.run(read_batch(padded)).values == list(small)
 
 
 async def test_long_batches_share_the_event_loop():

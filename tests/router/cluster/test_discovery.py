@@ -97,6 +97,7 @@ async def worker(
     row = {"store": "s", "partition": 0, "role": "active", "record_lag": 0, "time_lag_ms": 0, "age_ms": 0}
     generation = {"incarnation": 1, "generation": 1}
     status |= {"tier": "worker", "application_id": "a", "host": str(host), "incarnation": 1, "sequence": 0}
+    status |= {"acceptable_recovery_lag": 10_000, "num_standby_replicas": 1}
     status |= {"process_id": "p", "generation": generation, "tasks": [row]}
     try:
         yield host

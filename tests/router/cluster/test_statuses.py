@@ -20,6 +20,7 @@ STATUS: dict[str, Any] = {
     "rack": "r",
     "ceiling": {"max_record_lag": None, "max_time_lag_ms": 5, "max_age_ms": None},
     "acceptable_recovery_lag": 10,
+    "num_standby_replicas": 1,
     "tasks": [
         {"store": "s", "partition": 0, "role": "active", "record_lag": 0, "time_lag_ms": None, "age_ms": None}
     ],

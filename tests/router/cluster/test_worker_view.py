@@ -16,7 +16,16 @@ def status(sequence, *tasks, **more):
     ]
     generation = {"incarnation": 1, "generation": 2}
     identity = {"tier": "worker", "application_id": "app", "process_id": "p", "incarnation": 7}
-    return {**identity, "host": "a:1", "sequence": sequence, "generation": generation, "tasks": rows, **more}
+    policy = {"acceptable_recovery_lag": 10_000, "num_standby_replicas": 1}
+    return {
+        **identity,
+        **policy,
+        "host": "a:1",
+        "sequence": sequence,
+        "generation": generation,
+        "tasks": rows,
+        **more,
+    }
 
 
 def report(document):

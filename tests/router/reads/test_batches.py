@@ -52,7 +52,7 @@ ROUTER = SimpleNamespace(
     deadline=lambda parameters: boot_ms() + 5_000,
     tolerance=lambda spec, parameters: UNLIMITED,
     admitted=lambda peer, parameters: contextlib.nullcontext(),
-    settings=SimpleNamespace(max_key_bytes=4096, max_answer_bytes=32 << 20),
+    settings=SimpleNamespace(max_answer_bytes=32 << 20),
 )
 METRICS = SimpleNamespace(count=lambda *_: None, count_batch=lambda *_: None, observe_ms=lambda *_: None)
 

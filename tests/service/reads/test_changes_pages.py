@@ -33,7 +33,7 @@ class Served:
         self.admission, self.replica = held(directory, **of_the_store)
         self.replica.view.recent_changes.restart(1)
         self.parameters = parse_parameters(query.encode(), STORE_CHANGES_PARAMETERS)
-        self.selection = make_selection(self.replica.spec, self.parameters, 1_000)
+        self.selection = make_selection(self.replica.spec, self.parameters)
         self.cursor: ChangesCursor | None = None
 
     def apply(self, *rows: tuple[bytes, bytes | None], timestamp_ms: int = 0) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from forebay.state_store import CommittedOffset
-from forebay.stored_versions import encode_version
+from forebay.stored_keys import encode_version
 from forebay.task_ids import TopicPartition
 from forebay.wire.list_routes import SCAN_ROUTES
 from forebay.wire.parameters import ReadParameters

@@ -44,7 +44,7 @@ class Copy:
         metadata = StreamsMetadataState(TOPOLOGY.stores)
         tasks = SimpleNamespace(replicas={("s", 0): self.replica}, doubts={})
         membership = SimpleNamespace(lease_until_boot_ms=inf)
-        self._reads = Reads(Admission(TOPOLOGY, metadata, "h:1", tasks, membership, 5000), 1 << 20)
+        self._reads = Reads(Admission(TOPOLOGY, metadata, "h:1", tasks, membership), 1 << 20)
 
     def begin(self, records: int) -> None:
         progress = self.replica.view.progress

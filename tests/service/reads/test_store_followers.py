@@ -42,7 +42,7 @@ class Clients:
     """Of one process, all of which follow all keys."""
 
     def __init__(self, served: Served) -> None:
-        self.source = Source(StoreChanges(served.admission, 1_000), served.selection, served.parameters, [0])
+        self.source = Source(StoreChanges(served.admission), served.selection, served.parameters, [0])
         self.tails = Tails()
 
     @contextlib.asynccontextmanager

@@ -51,7 +51,7 @@ class Follower:
         self.changelog = changelog
         self.reasons: list[str] = []
         self.completions = 0
-        self.applier = Applier(changelog, 10, 0, lambda error: None, self._handle, lambda: None)
+        self.applier = Applier(changelog, 0, lambda error: None, self._handle, lambda: None)
         self.replica = Replica.opened(spec_ or spec(), TaskId(0, 0), MemoryStore("s"))
         self.applier.follow(self.replica)
 
@@ -585,7 +585,7 @@ def test_a_store_that_breaks_holds_up_no_other(tmp_path, monkeypatch):
     spec_ = dataclasses.replace(spec(2), partitioner="unknown")
     broken = Replica.opened(spec_, TaskId(0, 0), BreakingStore("s"))
     well = Replica.opened(spec_, TaskId(0, 1), MemoryStore("s"))
-    applier = Applier(log.changelog, 10, 0, lambda _: None, lambda _: None, lambda: None)
+    applier = Applier(log.changelog, 0, lambda _: None, lambda _: None, lambda: None)
     applier.start()
     try:
         for replica in (broken, well):
@@ -697,7 +697,7 @@ def test_shared_read_failure_is_logged_once(caplog):
             return {}
 
     consumer = Failing()
-    applier = Applier(SimpleNamespace(consumer=lambda: consumer), 10, 0, lambda error: None, print, lambda: None)
+    applier = Applier(SimpleNamespace(consumer=lambda: consumer), 0, lambda error: None, print, lambda: None)
     tps = [TopicPartition("log", partition) for partition in range(40)]
     applier._replicas = {tp: Replica.opened(spec(40), TaskId(0, tp.partition), MemoryStore("s")) for tp in tps}
     consumer.found = dict.fromkeys(tps, ReadFailure("No broker answers.", lasting=False))
@@ -729,7 +729,7 @@ def test_an_end_that_a_refused_commit_had_is_reported(tmp_path, monkeypatch):
     log.append((b"k", b"1"))
     events: list[ReplicaEvent] = []
     replica = Replica.opened(spec(), TaskId(0, 0), RefusesOnce("s"))
-    applier = Applier(log.changelog, 10, 0, lambda _: None, events.append, lambda: None)
+    applier = Applier(log.changelog, 0, lambda _: None, events.append, lambda: None)
     applier.start()
     try:
         applier.call(functools.partial(applier.follow, replica)).result(10)

@@ -353,21 +353,6 @@ def test_restore_stays_within_its_memory(tmp_path, shift):
     assert end.path is None
 
 
-def test_restored_records_without_a_checksum_are_counted(tmp_path):
-    changelog = SqliteChangelog(tmp_path)
-    changelog.ensure_topic("log", 1)
-    rows = [(*record(offset), 0) for offset in range(4_000)]
-    sqlite_batches.append_batch(changelog.path(TP), rows, writer="s", query_id="q", batch_id=0, write_name="s")
-    with contextlib.closing(sqlite_log_file.connect(changelog.path(TP))) as connection:
-        connection.execute("UPDATE log SET checksum = NULL WHERE offset < 3000")
-        connection.execute("UPDATE state SET checked_from = 3000")
-    restore = Restore(changelog, tmp_path / "restored")
-    restore.bulk.submit(restore.replica)
-    restore.finish()
-    assert (restore.replica.records_applied, restore.replica.records_unchecked) == (4_000, 3_000)
-    restore.close()
-
-
 def test_hung_restore_process_is_killed_and_replaced(changelog, folded, tmp_path, monkeypatch):
     monkeypatch.setattr(restoration, "_RETRY_S", 0.01)
     monkeypatch.setattr(bulk_restore, "_SILENCE_MS", 300.0)

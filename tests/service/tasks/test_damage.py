@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import NotReady
-from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
-from forebay.stored_versions import encode_version
+from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG, encode_version
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay.topology_file import parse_topology

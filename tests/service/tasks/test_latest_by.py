@@ -103,7 +103,7 @@ class Follower:
     def _open(self) -> None:
         store = RocksDbStore("s", self._directory / "store", RocksDbMemory(1 << 20, 1 << 20).options())
         store.commit({})
-        self.applier = Applier(self._log.changelog, 10, 0, lambda error: None, _only_ends, lambda: None)
+        self.applier = Applier(self._log.changelog, 0, lambda error: None, _only_ends, lambda: None)
         self.replica = Replica.opened(SPEC, TaskId(0, 0), store)
         self.applier.follow(self.replica)
         self._expiry = Expiry()

@@ -51,7 +51,7 @@ def test_long_transaction_costs_no_rebuild(pass_time):
         apply_batch(replica, behind_a_transaction(1, 4))
     committed = replica.view.store.committed_offset(TP)
     assert committed is not None
-    assert committed.last_end_reached_epoch_ms == pytest.approx(epoch_ms(), abs=1_000)
+    assert committed.end_reached_epoch_ms == pytest.approx(epoch_ms(), abs=1_000)
     assert epoch_ms() - (committed.last_caught_up_epoch_ms or 0) > 2 * 86_400_000
     # Both after a restart, and without one.
     again = Replica.opened(SPEC, TaskId(0, 0), replica.view.store, "identity")
@@ -67,12 +67,6 @@ def test_open_transaction_is_time_lag_after_a_restart():
     progress = progress_at_open(held_back, 50_000.0, now)
     assert lag_of(progress, 50_000.0).time_lag_ms == 9_000
     assert progress.end_reached_boot_ms == 49_990.0
-
-
-def test_time_lag_from_version_0_1_is_unknown():
-    """It took the last stable offset for the log's end."""
-    progress = progress_at_open(CommittedOffset(5, 5, None, 1_000_000.0), 50.0, 1_000_000.0)
-    assert (progress.last_caught_up_boot_ms, progress.end_reached_boot_ms) == (None, 50.0)
 
 
 def test_lasting_transaction_is_logged_once_and_at_its_end(caplog, pass_time):

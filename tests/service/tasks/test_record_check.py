@@ -199,7 +199,7 @@ def content(replica: Replica) -> dict[bytes, bytes]:
 
 def test_applier_stops_at_a_bad_record_until_it_may_skip(log, replica, monkeypatch, caplog):
     monkeypatch.setattr("forebay_worker.tasks.applier_thread._RETRY_MS", 20.0)
-    applier = Applier(log.changelog, 10, 0, lambda error: None, no_damage, lambda: None)
+    applier = Applier(log.changelog, 0, lambda error: None, no_damage, lambda: None)
     follow, tried = applier._assign, []
 
     def try_again(*arguments: Any) -> None:

@@ -10,12 +10,12 @@ import re
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from forebay.wire.batches import MOST_BODY_BYTES
+from forebay.wire.batches import MOST_BODY_BYTES, MOST_KEY_BYTES
 from forebay_web.fast_path.header_block import classify_headers
 
 _HEAD_END = b"\r\n\r\n"
-_MOST_HEAD_BYTES = 4096
-"""No longer than the shortest setting of ``max_key_bytes``, so that keys need no look of their own here."""
+_MOST_HEAD_BYTES = MOST_KEY_BYTES
+"""No longer than a key may be, so that keys need no look of their own here."""
 # A longer query is left to the parser and not cached.
 _SEGMENT = rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=:@]++|%[0-9A-Fa-f]{2})++"
 _WHOLE_SEGMENT = re.compile(_SEGMENT)

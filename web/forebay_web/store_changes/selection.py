@@ -96,7 +96,7 @@ class KeySelection:
         return frozenset(map(self.spec.stored_keys.prefix, self.keys or ()))
 
 
-def make_selection(spec: StoreSpec, parameters: ReadParameters, max_key_bytes: int) -> KeySelection:
+def make_selection(spec: StoreSpec, parameters: ReadParameters) -> KeySelection:
     """What a request follows; raises ``BadParameter`` or ``BadKey``."""
     first_ms, last_ms = MIN_TIME_MS, MAX_TIME_MS
     route = _ENTRIES if spec.store_kind.has_single_values else _ROUTES[spec.kind]
@@ -106,12 +106,12 @@ def make_selection(spec: StoreSpec, parameters: ReadParameters, max_key_bytes: i
     else:
         start, end = entry_range(spec, parameters)
     scan = Scan(route, spec, None, start, max(start, end), first_ms, last_ms, reverse=False)
-    return KeySelection(scan, None if parameters.keys is None else _keys(spec, parameters.keys, max_key_bytes))
+    return KeySelection(scan, None if parameters.keys is None else _keys(spec, parameters.keys))
 
 
-def _keys(spec: StoreSpec, text: bytes, max_key_bytes: int) -> tuple[bytes, ...]:
+def _keys(spec: StoreSpec, text: bytes) -> tuple[bytes, ...]:
     try:
-        keys = read_batch_keys(b'{"keys":%b}' % text, max_key_bytes).values
+        keys = read_batch_keys(b'{"keys":%b}' % text).values
     except BadRequest:
         # Its detail is about a body.
         raise BadParameter(

@@ -40,8 +40,8 @@ class WorkerProcess(Identity, frozen=True, kw_only=True):
 class StatusReport(WorkerProcess, frozen=True, kw_only=True):
     """What routers take from the status of a worker of any version."""
 
-    acceptable_recovery_lag: Natural | None = None
-    num_standby_replicas: Natural | None = None
+    acceptable_recovery_lag: Natural
+    num_standby_replicas: Natural
     tasks: list[ReplicaReport]
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from forebay.progress_bar import progress
+from forebay.output import progress
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, total: int | None) -> str:
