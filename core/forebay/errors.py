@@ -6,6 +6,7 @@ ForebayError
 │   ├── SettingError
 │   ├── AccessDenied            this user may not use a file; the message names its owner
 │   ├── ExtraMissing            a command or a changelog needs packages that are not installed
+│   ├── StateMisplaced          (worker tier) stores are not at their ordinals, and may not be moved
 │   └── Occupied                another process has it; a command exits with 1
 │       ├── StateDirectoryLocked
 │       ├── ListenAddressInUse

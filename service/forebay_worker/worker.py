@@ -83,7 +83,7 @@ class Worker:
         self._topics = TopicCreation(self._changelog, self.topology, self._directory, settings.create_topics)
         self._ends.callback(self._topics.stop)
         self._topics.start()
-        prepare_state(self._directory, self.topology)
+        prepare_state(self._directory, self.topology, settings.automatic_state_relocation)
         self._memory = RocksDbMemory(settings.rocksdb_block_cache_bytes, settings.rocksdb_write_buffer_bytes)
         self.tasks = TaskManager(
             self.topology,

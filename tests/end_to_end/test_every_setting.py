@@ -29,7 +29,9 @@ from forebay.settings import RouterSettings, Tier, WorkerSettings, load_settings
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
 from forebay.task_ids import TaskId, TopicPartition
+from forebay.topology_file import load_topology
 from forebay.wire.parameters import ReadParameters
+from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_router.cluster.worker_view import Report, WorkerView
 from forebay_router.router import Router
 from forebay_web.limits import Limit, Limits, Peer
@@ -40,6 +42,7 @@ from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.state import layout
+from forebay_worker.state.relocate import StateMisplaced
 from forebay_worker.worker import Worker
 from tests.end_to_end.test_tls import Authority
 from tests.support.cluster import Cluster, free_port, wait_until
@@ -480,6 +483,14 @@ def writes_offsets(_: Stage, built: Built) -> None:
     assert worker.tasks._opener.checkpoint_interval_ms == 77
 
 
+def moves_no_store(_: Stage, built: Built) -> None:
+    (built.directory / "state" / "test" / layout.store_path(TaskId(7, 0), STORE)).mkdir(parents=True)
+    settings = built.worker_settings()
+    SqliteChangelog(built.directory / "log").ensure(load_topology(settings.topology).stores[STORE])
+    with pytest.raises(StateMisplaced):
+        built.worker(automatic_state_relocation=False)
+
+
 def deletes_what_the_topology_lacks(stage: Stage, _: Built) -> None:
     stray = stage.directory / "tokens" / "state-0" / "test" / layout.store_path(TaskId(0, 0), "stray")
     wait_until(lambda: not stray.exists(), "the deletion of a store that is in no topology")
@@ -530,6 +541,7 @@ WORKER: dict[str, Shows | str] = {
     "apply_records_per_second": brings_replicas_forward,
     "restore_processes": brings_replicas_forward,
     "statestore_checkpoint_interval_ms": writes_offsets,
+    "automatic_state_relocation": moves_no_store,
     "state_cleanup_delay_ms": deletes_what_the_topology_lacks,
     "record_lag_ceiling": is_held_to_the_ceiling,
     "time_lag_ceiling_ms": is_held_to_the_ceiling,

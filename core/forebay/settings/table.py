@@ -217,6 +217,9 @@ class WorkerSettings(TierSettings):
         "How often offsets are written for stores that manage none, beside after 10,000 records (KIP-116).",
         300_000,
     )
+    automatic_state_relocation: bool = setting(
+        "Whether stores that now belong to another ordinal are moved there at start (KIP-816).", True
+    )
     state_cleanup_delay_ms: int = setting(
         "How long the state of a released task, or of a store that left the topology, is kept on disk. It counts "
         "from the release, whatever restarts follow.",

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.errors import ForebayError
+from forebay.errors import ConfigurationError, ForebayError
 from forebay.file_access import read_regular
 from forebay.task_ids import TopicPartition
 from forebay.topology import Topology
@@ -46,6 +46,10 @@ class RelocationError(ForebayError):
     """A store cannot be moved; it is still in its old place, and the next start continues from there."""
 
 
+class StateMisplaced(ConfigurationError):
+    """Stores are under other ordinals than the topology's, and relocation is off."""
+
+
 @dataclass(frozen=True)
 class UnfinishedMove:
     """The one move under way, as journalled; the paths are the store's directories."""
@@ -68,16 +72,34 @@ class Relocation:
     plan: Plan
 
 
-def prepare_state(directory: StateDirectory, topology: Topology) -> None:
+def prepare_state(directory: StateDirectory, topology: Topology, automatic: bool) -> None:
     """Move every store to its ordinal, before anything opens one; stores left or set aside are logged.
 
-    Raises ``RelocationError`` if the disk refuses.
+    ``automatic`` is the setting ``automatic_state_relocation``: without it nothing is moved. Raises
+    ``StateMisplaced`` if something would have to be, ``RelocationError`` if the disk refuses.
     """
+    if not automatic:
+        refuse_misplaced(directory, topology)
+        return
     done = relocate(directory, topology)
     for move in done.plan.moves:
         log.log(logging.INFO if move.target else logging.WARNING, "relocated %s", move)
     for left in done.plan.left:
         log.warning("%s", left)
+
+
+def refuse_misplaced(directory: StateDirectory, topology: Topology) -> None:
+    """Raise ``StateMisplaced``, with the plan, if a store is not at its ordinal."""
+    moves = [str(move) for move in plan_for(directory, topology).moves]
+    pending = in_flight(directory.path)
+    if pending is not None:
+        moves.insert(0, f"{pending.source} → {pending.target}: started but not finished")
+    if moves:
+        raise StateMisplaced(
+            f"The state in {directory.path} is not where the topology expects it, and "
+            "automatic_state_relocation is off. Turn it on, or run `forebay state relocate`, which will do:\n  "
+            + "\n  ".join(moves)
+        )
 
 
 def plan_for(directory: StateDirectory, topology: Topology) -> Plan:

@@ -137,7 +137,7 @@ def test_a_relocation_that_copies_survives_a_kill_at_each_step(tmp_path):
             killed = killed_before(number, lambda: relocate(directory, swapped()))  # noqa: B023
             directory.close()
             directory = StateDirectory(state, "app")
-            prepare_state(directory, swapped())
+            prepare_state(directory, swapped(), True)
         assert content(directory) == IN_PLACE
         directory.delete_leftovers()
         assert list(directory.path.rglob(".deleting-*")) == []

@@ -25,6 +25,7 @@ from forebay_worker.state.relocate import (
     JOURNAL_NAME,
     Relocation,
     RelocationError,
+    StateMisplaced,
     in_flight,
     prepare_state,
     relocate,
@@ -705,6 +706,31 @@ def test_a_second_run_has_nothing_to_do(directory: StateDirectory) -> None:
     assert again == Relocation(None, plan_relocation([], topology("a")))
 
 
+def test_with_relocation_off_a_start_refuses_with_the_plan(directory: StateDirectory) -> None:
+    put(directory, "0_3", "a")
+
+    with pytest.raises(StateMisplaced, match="0_3/rocksdb/a → 1_3/rocksdb/a") as raised:
+        prepare_state(directory, topology("x", "a", partitions=4), automatic=False)
+
+    assert "forebay state relocate" in str(raised.value)
+    assert places(directory) == ["0_3/a"]
+
+
+def test_with_relocation_off_a_start_refuses_what_is_in_flight(directory: StateDirectory) -> None:
+    put(directory, "0_0", "a", offset=5)
+    killed_after(directory, topology("x", "a"), "renamed")
+
+    with pytest.raises(StateMisplaced, match="not finished"):
+        prepare_state(directory, topology("x", "a"), automatic=False)
+
+
+def test_relocation_off_starts_where_all_is_in_place(directory: StateDirectory) -> None:
+    put(directory, "1_0", "a")
+    put(directory, "1_0", "removed")
+
+    prepare_state(directory, topology("x", "a"), automatic=False)
+
+
 def test_a_start_moves_and_tells_what_it_left_and_set_aside(
     directory: StateDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -713,7 +739,7 @@ def test_a_start_moves_and_tells_what_it_left_and_set_aside(
     put(directory, "0_0", "removed")
 
     with caplog.at_level(logging.INFO):
-        prepare_state(directory, topology("x", "a"))
+        prepare_state(directory, topology("x", "a"), automatic=True)
 
     assert places(directory) == ["0_0/removed", "1_0/a"]
     assert "relocated 0_0/rocksdb/a → .set-aside/" in caplog.text
