@@ -74,6 +74,7 @@ class Worker:
                 settings.session_timeout_ms,
                 settings.standby_rebuild_delay_ms,
                 settings.initial_rebalance_delay_ms,
+                settings.probing_rebalance_interval_ms,
             ),
         )
         self._ends = contextlib.ExitStack()

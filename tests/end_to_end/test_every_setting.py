@@ -451,8 +451,8 @@ def has_no_standbys(stage: Stage, built: Built) -> None:
 
 def keeps_the_groups_times(_: Stage, built: Built) -> None:
     times = {"session_timeout_ms": 301, "standby_rebuild_delay_ms": 302, "initial_rebalance_delay_ms": 303}
-    worker: Any = built.worker(**times)
-    expected = GroupTimeouts(**times)
+    worker: Any = built.worker(**times, probing_rebalance_interval_ms=304)
+    expected = GroupTimeouts(**times, probing_rebalance_interval_ms=304)
     assert worker.membership._times == expected
     assert worker.membership.member._times == expected
 
@@ -537,6 +537,7 @@ WORKER: dict[str, Shows | str] = {
     "standby_rebuild_delay_ms": gives_its_place_away,
     "returns": says_that_it_leaves_for_good,
     "initial_rebalance_delay_ms": keeps_the_groups_times,
+    "probing_rebalance_interval_ms": keeps_the_groups_times,
     "create_topics": creates_no_topics,
     "apply_records_per_second": brings_replicas_forward,
     "restore_processes": brings_replicas_forward,

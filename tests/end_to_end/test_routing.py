@@ -219,7 +219,7 @@ def test_answer_held_by_a_hung_worker_is_read_again(tmp_path):
 
 
 def test_reads_find_partitions_moved_since_the_last_poll(tmp_path):
-    options = ("--num-standby-replicas", "0")
+    options = ("--num-standby-replicas", "0", "--probing-rebalance-interval-ms", "500")
     with running_cluster(tmp_path, worker_options=options) as cluster:
         cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(20)})
         cluster.start_workers(1)

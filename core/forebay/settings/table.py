@@ -204,6 +204,11 @@ class WorkerSettings(TierSettings):
     initial_rebalance_delay_ms: int = setting(
         "How long an empty group waits for members before its first assignment.", 3_000
     )
+    probing_rebalance_interval_ms: int = setting(
+        "How often a Kafka group whose replicas are still moving is rebalanced, in addition to each of its steps.",
+        10_000,
+        least=100,
+    )
     create_topics: bool = setting(
         "Whether workers create missing changelog topics. If not, `forebay topology apply` creates them.", True
     )

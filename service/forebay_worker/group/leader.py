@@ -25,13 +25,12 @@ _NEVER_CAUGHT_UP = 1 << 63
 
 @dataclass(frozen=True)
 class GroupTimeouts:
-    """The group's durations, in milliseconds; those without a default are the settings of these names."""
+    """The group's durations, in milliseconds; each is the setting of that name."""
 
     session_timeout_ms: int
     standby_rebuild_delay_ms: int
     initial_rebalance_delay_ms: int
     probing_rebalance_interval_ms: int = 10_000
-    """How often a Kafka group whose replicas are still moving is rebalanced, in addition to each of its steps."""
 
 
 @dataclass
