@@ -70,7 +70,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
             "end-offset-of-any-age",
             "an old observation of the end proves no bound on records",
             "forebay.lag:provable",
-            "if now_boot_ms - progress.end_sent_boot_ms > end_offset_max_age_ms:",
+            "if now_boot_ms - progress.end_sent_boot_ms > END_OFFSET_MAX_AGE_MS:",
             "if False:",
             "core/test_lag.py::test_old_end_offset_proves_no_record_lag",
         ),
