@@ -11,8 +11,7 @@ import httpx
 
 from forebay_client import fork_safety
 from forebay_client.async_connections import AsyncConnections
-from forebay_client.async_together import run_together
-from forebay_client.exchange import Close, Discard, Pause, Plan, Receive, Reply, Step, Together
+from forebay_client.exchange import Close, Discard, Pause, Plan, Receive, Reply, Step
 from forebay_client.transports import shut_down
 
 T = TypeVar("T")
@@ -66,9 +65,6 @@ class AsyncDriver:
                 return None
             case Discard(response):
                 shut_down(response)
-                return None
-            case Together(plans):
-                await run_together(self.run, plans)
                 return None
         return await self.connections.send(step)
 

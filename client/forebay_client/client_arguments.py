@@ -11,6 +11,10 @@ from typing import Any, TypeVar
 from forebay.errors import ClientUnusable
 
 T = TypeVar("T")
+NOT_PARTITION_AWARE = (
+    "partition_aware is no more: run a router beside the program, which all languages share, and give the client "
+    "its URL. See docs/sidecar.md."
+)
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,6 @@ class ClientArguments:
     token: str | None
     verify: ssl.SSLContext | bool
     transport: Any
-    partition_aware: bool
     decimals: bool
 
     def maker(self, kind: Callable[..., T]) -> partial[T]:

@@ -12,8 +12,7 @@ import httpx
 
 from forebay_client import fork_safety
 from forebay_client.connections import Connections
-from forebay_client.exchange import Close, Discard, Pause, Plan, Receive, Reply, Step, Together
-from forebay_client.together import run_together
+from forebay_client.exchange import Close, Discard, Pause, Plan, Receive, Reply, Step
 from forebay_client.transports import shut_down
 
 T = TypeVar("T")
@@ -67,9 +66,6 @@ class Driver:
                 return None
             case Discard(response):
                 shut_down(response)
-                return None
-            case Together(plans):
-                run_together(self.run, plans)
                 return None
         return self.connections.send(step)
 

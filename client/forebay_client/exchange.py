@@ -15,17 +15,14 @@ import httpx
 
 from forebay.errors import AnswerMismatch, DeadlineExceeded, NoReplica, Problem
 from forebay.listen_addresses import UnixAddress, is_unix
-from forebay.streams_metadata import HostInfo
 from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient
 from forebay.wire.retryable_statuses import OF_THE_SERVER
 from forebay.wire.server_sent_events import EVENTS_MEDIA_TYPE
 from forebay_client.documents import parse_document
 from forebay_client.http_urls import parse_http_url
 from forebay_client.options import query_string
-from forebay_client.partition_page import is_page, page_document, page_headers
 from forebay_client.problems import problem_of_response
 from forebay_client.proxies import Proxy
-from forebay_client.target_partition import TargetPartition
 from forebay_client.unix_sockets import http_url
 
 _TRIES_PER_URL = 2
@@ -40,8 +37,8 @@ _SILENCE_S = KEEP_ALIVE_MS / 1000 + 5
 _PAUSE_S = 0.25
 """For proxies that do not say how long to wait."""
 
-Server: TypeAlias = int | HostInfo
-"""A server by its number among the URLs, or a worker by its address in the map."""
+Server: TypeAlias = int
+"""A server by its number among the URLs."""
 T = TypeVar("T")
 MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
 """What reading a document raises that is not of the expected form."""
@@ -58,14 +55,11 @@ class Send:
     body: bytes | None
     timeout: httpx.Timeout
     last_event_id: str | None = None
-    page_bytes: int = 0
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers beyond the usual."""
         headers = {} if self.body is None else {"content-type": "application/json"}
-        if self.page_bytes:
-            headers |= page_headers(self.page_bytes)
         return headers if self.last_event_id is None else {**headers, "last-event-id": self.last_event_id}
 
 
@@ -117,26 +111,9 @@ class Pause:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Together:
-    """A step: carry out several plans at once, of which the first to fail ends the others."""
-
-    plans: Sequence[Plan[None]]
-
-
-Step: TypeAlias = Send | Receive | Close | Discard | Pause | Together
+Step: TypeAlias = Send | Receive | Close | Discard | Pause
 Reply: TypeAlias = httpx.Response | Opened | bytes | httpx.RequestError | None
 Plan: TypeAlias = Generator[Step, Reply, T]
-
-
-def together(plans: Sequence[Plan[None]], at_once: int) -> Plan[None]:
-    """Carry out several plans, so many at once."""
-    for first in range(0, len(plans), at_once):
-        some = plans[first : first + at_once]
-        if len(some) > 1:
-            yield Together(some)
-        else:
-            yield from some[0]
 
 
 @dataclass(frozen=True)
@@ -152,12 +129,6 @@ class Request:
     streamed: bool = False
     """Whether the body is streamed."""
     last_event_id: str | None = None
-    target: TargetPartition | None = None
-    """The partition whose workers are asked by a partition-aware client; any server may be asked without one."""
-    patient: bool = True
-    """Whether to ask again after a pause, if the problem may pass."""
-    page_bytes: int = 0
-    """How large the answer may become, if it is a partition's page of a list."""
 
 
 RefusalIn: TypeAlias = Callable[[dict[str, Any]], Problem | None]
@@ -324,7 +295,7 @@ def request_step(request: Request, url: str, left_ms: float, urls_left: int) -> 
     if request.streamed:
         return Open("GET", url, None, timeout, request.last_event_id)
     method = "GET" if request.body is None else "POST"
-    return Send(method, url, request.body, timeout, page_bytes=request.page_bytes)
+    return Send(method, url, request.body, timeout)
 
 
 def content_of(
@@ -385,9 +356,7 @@ def _unix_address(url: str) -> UnixAddress:
 
 
 def _document(response: httpx.Response, decimals: bool) -> dict[str, Any] | None:
-    """A response's JSON object or page, None if it is something else."""
-    if is_page(response):
-        return page_document(response)
+    """A response's JSON object, None if it is something else."""
     try:
         document = parse_document(response.content, decimals=decimals)
     except ValueError:

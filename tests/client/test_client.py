@@ -236,13 +236,11 @@ def test_keys_are_json_values_of_the_stores_codec(client):
     raised(errors.BadKey, lambda: client.get("numbers", "seven"))
 
 
-@pytest.mark.parametrize("partition_aware", [False, True])
-def test_decimals_are_exact_on_request(served, connect, partition_aware):
+def test_decimals_are_exact_on_request(served, connect):
     """In every form of answer. A key is still what it is requested by."""
-    cluster, router = served
+    _, router = served
     exact = {"sum": Decimal("12345678901234567.12"), "key": Decimal("0.10"), "n": 1}
-    address = cluster.active_for(router, "names", "k0001") if partition_aware else router
-    with connect(address, partition_aware=partition_aware, decimals=True) as client:
+    with connect(router, decimals=True) as client:
         found = [client.get("pairs", EXACT_KEY), *client.get_many("pairs", [EXACT_KEY])]
         found += [entry for entry in client.entries("pairs") if entry.key == EXACT_KEY]
         found += [next(client.changes("pairs", EXACT_KEY))]
@@ -837,11 +835,10 @@ def test_the_next_server_gets_the_time_that_is_left():
 @pytest.mark.parametrize(
     "urls", ["127.0.0.1:8080", "ftp://one", "http://", "http://one:65536", "http://one:0", []]
 )
-@pytest.mark.parametrize("partition_aware", [False, True])
-def test_what_is_no_url_is_refused(urls, partition_aware):
+def test_what_is_no_url_is_refused(urls):
     for kind in (Client, AsyncClient):
         with pytest.raises(ValueError, match="URL"):
-            kind(urls, partition_aware=partition_aware)
+            kind(urls)
 
 
 # Stores, metadata, lags
