@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
@@ -15,10 +16,9 @@ import httpx
 
 from forebay.errors import ClientUnusable
 from forebay_client import fork_safety
-from forebay_client.bounded_body import read_whole_async
-from forebay_client.client_connections import ClientConnections
+from forebay_client.client_connections import CLOSED, NO_LOOP, OTHER_LOOP, OTHER_PROCESS, ClientConnections
 from forebay_client.exchange import Open, Opened, Send
-from forebay_client.transports import CLOSED, NO_LOOP, OTHER_LOOP, OTHER_PROCESS, async_pool, origin
+from forebay_client.httpx_clients import extensions, late, with_body
 
 T = TypeVar("T")
 
@@ -33,13 +33,7 @@ class AsyncConnections(ClientConnections[httpx.AsyncBaseTransport]):
         self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
 
     def _connect(self) -> httpx.AsyncClient:
-        if self._verify is None:
-            return httpx.AsyncClient(headers=self._headers, transport=self._own_transport)
-        mounts = {origin(url): async_pool(self._verify, proxy) for url, proxy in self._proxies.items()}
-        mounts |= {url: async_pool(self._verify, None, path) for url, path in self._sockets.items()}
-        return httpx.AsyncClient(
-            headers=self._headers, transport=async_pool(self._verify), mounts=mounts, trust_env=False
-        )
+        return httpx.AsyncClient(**self._options(httpx.AsyncHTTPTransport))
 
     async def of_loop(self) -> LoopConnections:
         """Those of the running event loop; raises ``ClientUnusable``."""
@@ -158,12 +152,28 @@ def _is_here(opened: Opened) -> bool:
 
 async def _sent(http: httpx.AsyncClient, step: Send) -> httpx.Response:
     request = http.build_request(
-        step.method, step.url, content=step.body, headers=step.headers, timeout=step.timeout
+        step.method,
+        step.url,
+        content=step.body,
+        headers=step.headers,
+        timeout=step.timeout,
+        extensions=extensions(step.url),
     )
     response = await http.send(request, stream=True)
-    if not isinstance(step, Open) or response.status_code != 200:
-        await read_whole_async(response, step.timeout)
-    return response
+    if isinstance(step, Open) and response.status_code == 200:
+        return response
+    return await _received(response, step.body_s)
+
+
+async def _received(response: httpx.Response, within_s: float) -> httpx.Response:
+    """The response with its body; raises ``httpx.ReadTimeout``."""
+    pieces, until_s = [], time.monotonic() + within_s
+    async with contextlib.aclosing(response):
+        async for piece in response.aiter_bytes():
+            if time.monotonic() > until_s:
+                raise late(response)
+            pieces.append(piece)
+    return with_body(response, b"".join(pieces))
 
 
 def _forget(task: asyncio.Task[Any]) -> None:

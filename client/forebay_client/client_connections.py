@@ -7,13 +7,24 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import httpx
 
 from forebay.bearer_tokens import token_headers
 from forebay_client import fork_safety
+from forebay_client.httpx_clients import NoCookies, client_options
 from forebay_client.proxies import Proxy
+
+CLOSED = "This client was closed. Make another one."
+OTHER_PROCESS = (
+    "This client was given a transport, which belongs to the process that made it. Make a client in this process."
+)
+OTHER_LOOP = (
+    "This client was given a transport, which belongs to the event loop that used it first. Make a client in this "
+    "event loop."
+)
+NO_LOOP = "An asynchronous client needs a running asyncio event loop."
 
 TransportT = TypeVar("TransportT", httpx.BaseTransport, httpx.AsyncBaseTransport)
 
@@ -39,6 +50,13 @@ class ClientConnections(ABC, Generic[TransportT]):
         """Why there are no connections any more."""
         self._begin()
         fork_safety.renew_on_fork(self)
+
+    def _options(self, kind: type[httpx.HTTPTransport] | type[httpx.AsyncHTTPTransport]) -> dict[str, Any]:
+        """The arguments of the ``httpx`` client, whose pools are of this kind unless it has its own transport."""
+        options = {"headers": self._headers, "cookies": NoCookies()}
+        if self._verify is None:
+            return {**options, "transport": self._own_transport}
+        return {**options, **client_options(kind, self._verify, self._proxies, self._sockets)}
 
     @abstractmethod
     def _begin(self) -> None:

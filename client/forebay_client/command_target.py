@@ -19,10 +19,10 @@ from forebay.errors import Forbidden, ForebayError, NotReady, Unauthenticated
 from forebay.file_access import cause
 from forebay_client.connection_faults import fault_of, tls_fault
 from forebay_client.exchange import server_urls
+from forebay_client.httpx_clients import NoCookies, client_options, extensions
 from forebay_client.problems import problem_of_response
 from forebay_client.proxies import Proxy, proxy_of
-from forebay_client.transports import pool
-from forebay_client.unix_sockets import http_url, socket_path
+from forebay_client.unix_sockets import http_url, socket_paths
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
 _TOKEN = "FOREBAY_TOKEN"
@@ -69,7 +69,8 @@ class Server:
             headers["content-type"] = "application/json"
         try:
             url = self._http_url + path
-            return _http(self._proxy, socket_path(self.url)).request(method, url, headers=headers, content=body)
+            http = _http(self.url, self._proxy)
+            return http.request(method, url, headers=headers, content=body, extensions=extensions(url))
         except httpx.TransportError as error:
             nothing = ForebayError(fault_of(error, self.url, self._place))
             if isinstance(error, httpx.NetworkError | httpx.TimeoutException) and tls_fault(error) is None:
@@ -171,9 +172,11 @@ def token_of(token_file: Path | None) -> str | None:
 
 
 @functools.cache
-def _http(proxy: Proxy | None, socket_path: Path | None) -> httpx.Client:
+def _http(url: str, proxy: Proxy | None) -> httpx.Client:
     # Creating one takes longer than most answers, and --watch asks repeatedly.
-    return httpx.Client(timeout=_TIMEOUT, transport=pool(_trusted(), proxy, socket_path))
+    proxies = {} if proxy is None else {url: proxy}
+    options = client_options(httpx.HTTPTransport, _trusted(), proxies, socket_paths([url]))
+    return httpx.Client(timeout=_TIMEOUT, cookies=NoCookies(), **options)
 
 
 def _trusted() -> ssl.SSLContext:

@@ -13,7 +13,7 @@ import httpx
 from forebay_client import fork_safety
 from forebay_client.connections import Connections
 from forebay_client.exchange import Close, Discard, Pause, Plan, Receive, Reply, Step
-from forebay_client.transports import shut_down
+from forebay_client.httpx_clients import shut_down
 
 T = TypeVar("T")
 

@@ -31,6 +31,8 @@ _GRACE_MS = 100.0
 """How much longer to wait for the server's own deadline problem, which lists the replicas asked."""
 _STREAM_GRACE_MS = 2_000.0
 """A stream starts with whatever there is once its time is over, from one replica after the other."""
+_CONNECT_SHARE = 1 / 3
+"""Of the time, what an address may take that does not answer."""
 _LEAST_PAUSE_S = 0.1
 _SILENCE_S = KEEP_ALIVE_MS / 1000 + 5
 """A stream that is silent for this long is lost: its server would have sent a comment."""
@@ -55,6 +57,11 @@ class Send:
     body: bytes | None
     timeout: httpx.Timeout
     last_event_id: str | None = None
+
+    @property
+    def body_s(self) -> float:
+        """How long the body may take to arrive."""
+        return math.inf if self.timeout.read is None else self.timeout.read
 
     @property
     def headers(self) -> dict[str, str]:
@@ -280,7 +287,7 @@ def request_step(request: Request, url: str, left_ms: float, urls_left: int) -> 
     # One that accepts connections and never answers must leave the others some time.
     wait_ms = min(parameters.get("wait_ms") or 0, left_ms)
     share_ms, grace_ms = (left_ms - wait_ms) / urls_left, _GRACE_MS
-    connect_s = left_ms / urls_left / 1000
+    connect_s = left_ms * min(_CONNECT_SHARE, 1 / urls_left) / 1000
     if request.streamed:
         grace_ms = _STREAM_GRACE_MS
         if urls_left > 1:

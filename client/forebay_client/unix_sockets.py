@@ -23,11 +23,6 @@ def http_url(url: str) -> str:
     return f"http://{hashlib.sha256(path.encode()).hexdigest()[:_DIGITS]}.localhost"
 
 
-def socket_path(url: str) -> Path | None:
-    """The file of a server's socket, None if the server is reached over TCP."""
-    return UnixAddress.parse(url).path if is_unix(url) else None
-
-
 def socket_paths(urls: Iterable[str]) -> dict[str, Path]:
     """The files of the sockets among servers, by the URL that requests have."""
-    return {http_url(url): path for url in urls if (path := socket_path(url)) is not None}
+    return {http_url(url): UnixAddress.parse(url).path for url in urls if is_unix(url)}

@@ -2374,8 +2374,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "body-without-time",
         "a client's read ends in time though its body goes on",
-        "forebay_client.bounded_body:_BoundedBody.__iter__",
-        "if time.monotonic() > self._until_s:",
+        "forebay_client.connections:_received",
+        "if time.monotonic() > until_s:",
         "if False:",
         ("client/test_bounded_body.py::test_a_read_ends_in_time_though_its_answer_goes_on_arriving",),
     ),

@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable
 
 from forebay.errors import AnswerTooLarge
-from forebay.happy_eyeballs import Address, AsyncRace, in_turn
 from forebay.networks import Networks
 from forebay.process_identity import IDENTITY_PATH, MOST_IDENTITY_BYTES
 from forebay.streams_metadata import HostInfo
@@ -17,6 +16,7 @@ from forebay.wire.answers import HttpAnswer
 from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed, parse_answer
 from forebay_router.upstream.encryption import Encryption, unencrypted
 from forebay_router.upstream.event_upstream import EventUpstream
+from forebay_router.upstream.happy_eyeballs import Address, AsyncRace, in_turn
 
 _CONNECT_TIMEOUT_S = 1.0
 _MOST_IDENTITY_S = 30.0
