@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from random import Random
 
 from forebay.lag import UNLIMITED, Lag
-from forebay.routing.candidates import Holder, candidates
-from forebay.routing.failover_policy import (
+from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo
+from forebay.task_ids import TaskId
+from forebay_router.routing.candidates import Holder, candidates
+from forebay_router.routing.failover_policy import (
     Action,
     Ask,
     AttemptOutcome,
@@ -20,9 +22,7 @@ from forebay.routing.failover_policy import (
     Refresh,
     Wait,
 )
-from forebay.routing.hedging import HedgeBudget
-from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo
-from forebay.task_ids import TaskId
+from forebay_router.routing.hedging import HedgeBudget
 from forebay_worker.group.messages import AssignmentInfo
 from tests.simulation.promises import PromiseBroken
 from tests.simulation.scheduler import Scheduler

@@ -1,1 +1,0 @@
-"""Which replicas to ask, in which order and when: shared by routers and clients."""
