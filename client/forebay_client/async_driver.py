@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
@@ -17,22 +17,14 @@ from forebay_client.httpx_clients import shut_down
 T = TypeVar("T")
 
 
-class AsyncClosable(Protocol):
-    """What ends with the client."""
-
-    async def aclose(self) -> None:
-        """End it."""
-        ...
-
-
 class AsyncDriver:
     """Takes the steps of plans, one after the other."""
 
     def __init__(self, connections: AsyncConnections) -> None:
         self.connections = connections
         self._lock = threading.Lock()
-        self._following: weakref.WeakSet[AsyncClosable] = weakref.WeakSet()
-        """What the client's closing ends."""
+        self._following: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Changes, which the client's closing ends."""
         fork_safety.renew_on_fork(self)
 
     def on_fork(self) -> None:
@@ -68,8 +60,8 @@ class AsyncDriver:
                 return None
         return await self.connections.send(step)
 
-    def follow(self, changes: AsyncClosable) -> None:
-        """Have the client's closing end it."""
+    def follow(self, changes: Any) -> None:
+        """Have the client's closing end what follows keys."""
         with self._lock:
             self._following.add(changes)
 

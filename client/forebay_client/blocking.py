@@ -14,11 +14,11 @@ from forebay.errors import Problem
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
 from forebay.wire.parameters import DEFAULT_LIMIT
-from forebay_client.client_arguments import NOT_PARTITION_AWARE, ClientArguments
+from forebay_client.client_connections import NOT_PARTITION_AWARE, maker
 from forebay_client.connections import Connections, Turn
 from forebay_client.description_plans import Descriptions
 from forebay_client.driver import Driver
-from forebay_client.exchange import Exchange, server_urls
+from forebay_client.exchange import Exchange
 from forebay_client.key_changes import C, Following
 from forebay_client.lists import Listing
 from forebay_client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
@@ -26,8 +26,8 @@ from forebay_client.positions import Positions
 from forebay_client.proxies import proxies_of
 from forebay_client.read_plans import ChangesRequest, ClientReads, ListRequest
 from forebay_client.results import Answer, Change, Entry, ReplicaLag, SessionWindow, Version, Window
+from forebay_client.server_urls import server_urls, socket_paths
 from forebay_client.store_changes import StoreChange, StoreChangesRequest
-from forebay_client.unix_sockets import socket_paths
 
 T = TypeVar("T")
 
@@ -282,11 +282,12 @@ class Client(Reader):
         self._descriptions = Descriptions(exchange)
         connections = Connections(token, verify, transport, proxies, socket_paths(servers))
         super().__init__(Driver(connections), reads)
-        self._arguments = ClientArguments(urls, timeout_ms, token, verify, transport, decimals)
+        self._arguments = {"urls": servers, "timeout_ms": timeout_ms, "token": token, "decimals": decimals}
+        self._arguments |= {"verify": verify, "transport": transport}
 
     def __reduce__(self) -> tuple[partial[Client], tuple[()]]:
         """A client is pickled as its arguments, the token among them, and connects where it is unpickled."""
-        return self._arguments.maker(type(self)), ()
+        return maker(type(self), self._arguments), ()
 
     def session(self) -> Session:
         """A session: its reads never go back in time. It ends when the client is closed."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 
@@ -13,7 +14,7 @@ import httpx
 
 from forebay.errors import ClientUnusable
 from forebay_client import fork_safety
-from forebay_client.client_connections import CLOSED, OTHER_PROCESS, ClientConnections
+from forebay_client.client_connections import CLOSED, ClientConnections
 from forebay_client.exchange import Open, Opened, Send
 from forebay_client.httpx_clients import extensions, late, shut_down, with_body
 
@@ -21,11 +22,10 @@ Turn = threading.Lock
 """Threads that wait for the same changes take turns."""
 
 
-class Connections(ClientConnections[httpx.BaseTransport]):
+class Connections(ClientConnections):
     """Sends requests and reads streams, over connections of this process."""
 
-    def _begin(self) -> None:
-        self._http: httpx.Client | None = self._connect()
+    _http: httpx.Client | None = None
 
     @property
     def http(self) -> httpx.Client:
@@ -34,18 +34,14 @@ class Connections(ClientConnections[httpx.BaseTransport]):
             if self._unusable is not None:
                 raise ClientUnusable(self._unusable)
             if self._http is None:
-                self._http = self._connect()
+                self._http = httpx.Client(**self._options(httpx.HTTPTransport))
             return self._http
-
-    def _connect(self) -> httpx.Client:
-        return httpx.Client(**self._options(httpx.HTTPTransport))
 
     def on_fork(self) -> None:
         """Leave the parent its connections, and have others made when they are needed."""
+        super().on_fork()
         fork_safety.leave_to_parent(self._http)
-        self._lock, self._http = threading.Lock(), None
-        if self._own_transport is not None:
-            self._unusable = OTHER_PROCESS
+        self._http = None
 
     def send(self, step: Send) -> httpx.Response | Opened:
         """The response to a request, or its stream; raises ``httpx.RequestError``, or ``ClientUnusable``."""
@@ -61,7 +57,7 @@ class Connections(ClientConnections[httpx.BaseTransport]):
         response = http.send(request, stream=True)
         if isinstance(step, Open) and response.status_code == 200:
             return Opened(response, response.iter_bytes())
-        return _received(response, step.body_s)
+        return _received(response, step.timeout.read or math.inf)
 
     def receive(self, opened: Opened) -> bytes:
         """The next piece of a stream, nothing at its end; raises ``httpx.RequestError``."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
@@ -18,22 +18,14 @@ from forebay_client.httpx_clients import shut_down
 T = TypeVar("T")
 
 
-class Closable(Protocol):
-    """What ends with the client."""
-
-    def close(self) -> None:
-        """End it."""
-        ...
-
-
 class Driver:
     """Takes the steps of plans, one after the other."""
 
     def __init__(self, connections: Connections) -> None:
         self.connections = connections
         self._lock = threading.Lock()
-        self._following: weakref.WeakSet[Closable] = weakref.WeakSet()
-        """What the client's closing ends."""
+        self._following: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Changes, which the client's closing ends."""
         fork_safety.renew_on_fork(self)
 
     def on_fork(self) -> None:
@@ -69,8 +61,8 @@ class Driver:
                 return None
         return self.connections.send(step)
 
-    def follow(self, changes: Closable) -> None:
-        """Have the client's closing end it."""
+    def follow(self, changes: Any) -> None:
+        """Have the client's closing end what follows keys."""
         with self._lock:
             self._following.add(changes)
 

@@ -14,16 +14,15 @@ from typing import Any, TypeAlias, TypeVar
 import httpx
 
 from forebay.errors import AnswerMismatch, DeadlineExceeded, NoReplica, Problem
-from forebay.listen_addresses import UnixAddress, is_unix
+from forebay.listen_addresses import is_unix
 from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient
 from forebay.wire.retryable_statuses import OF_THE_SERVER
 from forebay.wire.server_sent_events import EVENTS_MEDIA_TYPE
 from forebay_client.documents import parse_document
-from forebay_client.http_urls import parse_http_url
 from forebay_client.options import query_string
 from forebay_client.problems import problem_of_response
 from forebay_client.proxies import Proxy
-from forebay_client.unix_sockets import http_url
+from forebay_client.server_urls import http_url, server_urls
 
 _TRIES_PER_URL = 2
 """A server may close an idle connection just as a request is sent on it: that does not mean it is down."""
@@ -39,8 +38,6 @@ _SILENCE_S = KEEP_ALIVE_MS / 1000 + 5
 _PAUSE_S = 0.25
 """For proxies that do not say how long to wait."""
 
-Server: TypeAlias = int
-"""A server by its number among the URLs."""
 T = TypeVar("T")
 MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
 """What reading a document raises that is not of the expected form."""
@@ -57,11 +54,6 @@ class Send:
     body: bytes | None
     timeout: httpx.Timeout
     last_event_id: str | None = None
-
-    @property
-    def body_s(self) -> float:
-        """How long the body may take to arrive."""
-        return math.inf if self.timeout.read is None else self.timeout.read
 
     @property
     def headers(self) -> dict[str, str]:
@@ -171,10 +163,7 @@ class Exchange:
         return self._now_ms() + (self._timeout_ms + wait_ms if timeout_ms is None else timeout_ms)
 
     def ask(
-        self,
-        request: Request,
-        deadline_ms: float,
-        refusal_in: RefusalIn = no_refusal,
+        self, request: Request, deadline_ms: float, refusal_in: RefusalIn = no_refusal
     ) -> Plan[dict[str, Any]]:
         """The document that answers a request; raises ``Problem``.
 
@@ -235,7 +224,7 @@ class Exchange:
         """Whether there is another server to turn to."""
         return len(self._urls) > 1
 
-    def turn_from(self, server: Server) -> None:
+    def turn_from(self, server: int) -> None:
         """Ask another server first from now on, unless it is another already."""
         if self._first == server:
             self._first = (self._first + 1) % len(self._urls)
@@ -333,33 +322,6 @@ def _pause_s(problem: Problem) -> float:
     if problem.retry_after_s is not None:
         return max(problem.retry_after_s, _LEAST_PAUSE_S)
     return _PAUSE_S if type(problem) is Problem else math.inf
-
-
-def server_urls(urls: str | Sequence[str]) -> list[str]:
-    """One or several URLs as a list, without slashes at the end; raises ``ValueError`` unless they are of HTTP or
-    of Unix sockets."""
-    checked = [_checked(url) for url in ([urls] if isinstance(urls, str) else urls)]
-    if not checked:
-        raise ValueError("A client needs the URL of at least one router or worker.")
-    return checked
-
-
-def _checked(url: str) -> str:
-    if is_unix(url):
-        return str(_unix_address(url))
-    try:
-        parse_http_url(url, ("http", "https"))
-    except ValueError as error:
-        examples = "http://127.0.0.1:8080 or unix:/run/forebay.sock"
-        raise ValueError(f"{url!r} is not the URL of a server, such as {examples}: {error}.") from None
-    return url.rstrip("/")
-
-
-def _unix_address(url: str) -> UnixAddress:
-    try:
-        return UnixAddress.parse(url)
-    except ValueError as error:
-        raise ValueError(f"{error}.") from None
 
 
 def _document(response: httpx.Response, decimals: bool) -> dict[str, Any] | None:

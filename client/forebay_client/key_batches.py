@@ -11,9 +11,9 @@ from forebay.errors import BadKey, Problem
 from forebay.wire.batches import MOST_BODY_BYTES, MOST_KEYS
 from forebay.wire.problems import problem_of
 from forebay_client.exchange import Request
+from forebay_client.options import store_path
 from forebay_client.request_identity import Requested, batch_mismatch
 from forebay_client.results import Answer, answer_of
-from forebay_client.store_paths import store_path
 
 _MOST_BATCH_BYTES = MOST_BODY_BYTES - 1_024
 

@@ -12,7 +12,7 @@ from forebay.wire.key_changes import is_transient
 from forebay.wire.retryable_statuses import OF_THE_SERVER
 from forebay.wire.server_sent_events import Event, EventReader
 from forebay_client import fork_safety
-from forebay_client.exchange import MALFORMED, Close, Opened, Pause, Plan, Receive, Server, mismatched
+from forebay_client.exchange import MALFORMED, Close, Opened, Pause, Plan, Receive, mismatched
 from forebay_client.read_plans import ChangesRequest, ClientReads
 from forebay_client.request_identity import Requested, change_mismatch
 from forebay_client.results import Change, change_of
@@ -35,7 +35,7 @@ class Following(Generic[C]):
         self._reads = reads
         self._request = wanted
         self._opened: Opened | None = None
-        self._server: Server = 0
+        self._server = 0
         """Where the stream is from."""
         self._requested = Requested(wanted.store)
         self._has_mismatched = False

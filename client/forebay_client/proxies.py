@@ -18,7 +18,7 @@ import httpx
 
 from forebay.listen_addresses import is_unix
 from forebay.streams_metadata import is_loopback
-from forebay_client.http_urls import parse_http_url
+from forebay_client.server_urls import parse_http_url
 
 _SCHEMES = ("http", "https", "socks5", "socks5h")
 _PORTS = {"http": 80, "https": 443}

@@ -20,7 +20,6 @@ from forebay_client.exchange import (
     Opened,
     Plan,
     Request,
-    Server,
     not_of_a_read,
 )
 from forebay_client.key_batches import (
@@ -31,12 +30,11 @@ from forebay_client.key_batches import (
     require_size,
     results_in,
 )
-from forebay_client.options import ALL_KEYS, ReadOptions, Time, check, epoch_ms_of
+from forebay_client.options import ALL_KEYS, ReadOptions, Time, check, epoch_ms_of, store_path
 from forebay_client.positions import Positions
 from forebay_client.request_identity import Requested, spec_mismatch
 from forebay_client.results import ITEM_TYPES, Answer, Change, Page, answer_of, page_of
 from forebay_client.store_changes import Absent, StoreChange, StoreChangesRequest, Values
-from forebay_client.store_paths import store_path
 
 REWRITTEN = ("", ".", "..")
 """Key segments that intermediaries rewrite."""
@@ -175,7 +173,7 @@ class ClientReads:
 
     def open(
         self, wanted: ChangesRequest | StoreChangesRequest, last_event_id: str | None
-    ) -> Plan[tuple[Opened, Server, Requested]]:
+    ) -> Plan[tuple[Opened, int, Requested]]:
         """A stream of changes, the server that it is from, and what it must be about; raises ``Problem``.
 
         The last event's id is None before the first; an empty one means that earlier positions no longer apply.
@@ -198,7 +196,7 @@ class ClientReads:
         opened, server = yield from self._exchange.open(request, deadline_ms)
         return opened, server, requested
 
-    def turn_from(self, server: Server) -> None:
+    def turn_from(self, server: int) -> None:
         """Ask another server first from now on, unless it is another already."""
         self._exchange.turn_from(server)
 
