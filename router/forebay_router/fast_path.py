@@ -19,6 +19,7 @@ from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.errors import InternalError, Problem
+from forebay.routing.failover_policy import Action, NoteSlow, NoteThrottled, ReadPolicy, Wait
 from forebay.streams_metadata import HostInfo
 from forebay.wire.answer_aging import IN_TRANSIT_MS, answer_by_now
 from forebay.wire.answers import HttpAnswer, problem_answer
@@ -31,7 +32,6 @@ from forebay_router.reads.partition_replicas import PartitionReplicas
 from forebay_router.reads.replica_read import go_on, note
 from forebay_router.reads.replica_request import FirstRequest, ReplicaRequest, answered_by_now
 from forebay_router.router import Router
-from forebay_router.routing.failover_policy import Action, NoteSlow, NoteThrottled, ReadPolicy, Wait
 from forebay_router.upstream.connection import AnsweredForAnother, UpstreamClosed
 from forebay_router.upstream.timeouts import TIME_TO_READ_S, was_stopped
 from forebay_web.fast_path import FastPathProtocol, KeyHandler, PendingResponse, RecognisedBatch, RequestTemplate

@@ -15,6 +15,8 @@ from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import NotReady, Problem
 from forebay.lag import Tolerance
 from forebay.process_identity import Identity
+from forebay.routing.candidates import candidates
+from forebay.routing.hedging import HedgeBudget, HedgeDelay
 from forebay.settings import RouterSettings
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
@@ -24,8 +26,6 @@ from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.discovery import Discovery
 from forebay_router.cluster.seeds import Seeds
 from forebay_router.cluster.worker_view import WorkerView
-from forebay_router.routing.candidates import candidates
-from forebay_router.routing.hedging import HedgeBudget, HedgeDelay
 from forebay_router.upstream.credentials import credentials_of, token_networks_of
 from forebay_router.upstream.encryption import encryption_of
 from forebay_router.upstream.opener import Opener

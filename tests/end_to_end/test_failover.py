@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from forebay_router.routing.hedging import MOST_DELAY_MS
+from forebay.routing.hedging import MOST_DELAY_MS
 from tests.support.cluster import Cluster, running_cluster, wait_until
 
 pytestmark = pytest.mark.chaos

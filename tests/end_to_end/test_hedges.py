@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from forebay_router.routing.hedging import MOST_DELAY_MS
+from forebay.routing.hedging import MOST_DELAY_MS
 from tests.support.cluster import ONE_PARTITION, Cluster, running_cluster
 
 pytestmark = pytest.mark.chaos

@@ -612,7 +612,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "cursor-without-the-missing",
         "what a page leaves out stays out of the whole scan",
-        "forebay_router.routing.scattered_list:ScatteredList.cursor",
+        "forebay.routing.scattered_list:ScatteredList.cursor",
         "tuple(sorted(self.missing))",
         "()",
         ("router/reads/test_scatter.py::test_what_a_page_leaves_out_is_in_its_cursor",),
@@ -620,7 +620,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "page-without-position",
         "a later page is requested at the position of the one before",
-        "forebay_router.routing.scattered_list:PartitionPages.cursor",
+        "forebay.routing.scattered_list:PartitionPages.cursor",
         "Cursor(scan.digest, self.last, self.at)",
         "Cursor(scan.digest, self.last, None)",
         ("router/reads/test_scatter.py::test_a_later_page_asks_for_the_position_of_the_one_before",),
@@ -628,7 +628,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "router-cursor-without-position",
         "a router's cursor holds the position of every partition",
-        "forebay_router.routing.scattered_list:ScatteredList.cursor",
+        "forebay.routing.scattered_list:ScatteredList.cursor",
         "joined_position(self.sources)",
         "None",
         ("end_to_end/test_bounds.py::test_a_later_page_is_not_read_behind_the_one_before",),
@@ -644,7 +644,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "list-out-of-its-bounds",
         "a list that would leave its bounds ends with a cursor",
-        "forebay_router.routing.scattered_list:ScatteredList.keeps_bounds",
+        "forebay.routing.scattered_list:ScatteredList.keeps_bounds",
         "if tolerance.met_by(_worst(sources)):",
         "if True:",
         ("router/reads/test_scatter.py::test_a_list_that_would_leave_its_bounds_ends_with_a_cursor",),
@@ -700,7 +700,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "list-beyond-its-bounds",
         "no list states more than was asked",
-        "forebay_router.routing.scattered_list:ScatteredList.keeps_bounds",
+        "forebay.routing.scattered_list:ScatteredList.keeps_bounds",
         "if tolerance.met_by(_worst(sources)):",
         "if True:",
         ("router/reads/test_scatter.py::test_a_list_stopped_between_pieces_ends_before_them",),
@@ -823,7 +823,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "list-complete-though-partial",
         "a partition lost on the way is named as missing",
-        "forebay_router.routing.scattered_list:ScatteredList.leave_out",
+        "forebay.routing.scattered_list:ScatteredList.leave_out",
         "self.missing.add(part.partition)",
         "pass",
         ("end_to_end/test_lost_partition.py::test_a_partial_list_names_the_partition_lost_midway",),
@@ -1650,7 +1650,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "hedge-without-budget",
         "hedges are capped by the budget",
-        "forebay_router.routing.failover_policy:ReadPolicy._hedge",
+        "forebay.routing.failover_policy:ReadPolicy._hedge",
         "if self._replicas.spend_hedge():",
         "if True:",
         ("router/reads/test_replica_read.py::test_ordinary_reads_hedge_within_the_budget",),
@@ -1666,15 +1666,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "hedge-budget-without-end",
         "a tenth of the reads may be hedged",
-        "forebay_router.routing.hedging:HedgeBudget.spend",
+        "forebay.routing.hedging:HedgeBudget.spend",
         "if self._tokens < 1:",
         "if False:",
-        ("router/routing/test_hedging.py::test_at_most_a_tenth_of_requests_is_hedged",),
+        ("core/routing/test_hedging.py::test_at_most_a_tenth_of_requests_is_hedged",),
     ),
     Mutant(
         "hedge-after-a-time-out",
         "a hung worker costs hedge delays, not time-outs",
-        "forebay_router.routing.hedging:HedgeDelay.delay_ms",
+        "forebay.routing.hedging:HedgeDelay.delay_ms",
         "min(max(2 * ",
         "max(900.0, max(2 * ",
         ("end_to_end/test_hedges.py::test_a_hung_worker_costs_hedge_delays_only",),
@@ -1690,18 +1690,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "last-resort-not-asked",
         "nobody is left out, the router's knowledge is a hint",
-        "forebay_router.routing.candidates:candidates",
+        "forebay.routing.candidates:candidates",
         "[holder.host for holder in ranked]",
         "[holder.host for holder in ranked if _rank(holder, tolerance) < _Rank.TOO_FAR_BEHIND]",
-        ("router/routing/test_candidates.py::test_healthy_within_tolerance_precede_others",),
+        ("core/routing/test_candidates.py::test_healthy_within_tolerance_precede_others",),
     ),
     Mutant(
         "active-not-first",
         "the active is asked first",
-        "forebay_router.routing.candidates:_rank",
+        "forebay.routing.candidates:_rank",
         'holder.role == "active" and known',
         "False",
-        ("router/routing/test_candidates.py::test_active_of_unknown_lag_is_first_without_a_bound",),
+        ("core/routing/test_candidates.py::test_active_of_unknown_lag_is_first_without_a_bound",),
     ),
     Mutant(
         "refusal-is-final",
@@ -1778,18 +1778,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "own-host-ignored",
         "prefer=any goes to the worker on the router's own host, if it can answer",
-        "forebay_router.routing.candidates:equally_good",
+        "forebay.routing.candidates:equally_good",
         "[holder for holder in good if holder.own_host] or ",
         "",
-        ("router/routing/test_candidates.py::test_prefer_any_stays_on_the_host_then_in_the_rack",),
+        ("core/routing/test_candidates.py::test_prefer_any_stays_on_the_host_then_in_the_rack",),
     ),
     Mutant(
         "rack-of-the-router-ignored",
         "prefer=any stays within the router's rack (KIP-392)",
-        "forebay_router.routing.candidates:equally_good",
+        "forebay.routing.candidates:equally_good",
         "near or good",
         "good",
-        ("router/routing/test_candidates.py::test_prefer_any_stays_in_the_routers_rack",),
+        ("core/routing/test_candidates.py::test_prefer_any_stays_in_the_routers_rack",),
     ),
     Mutant(
         "deadline-not-passed-on",
@@ -1802,10 +1802,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "received-after-the-deadline",
         "an answer that is received after the deadline is late",
-        "forebay_router.routing.failover_policy:ReadPolicy._is_final",
+        "forebay.routing.failover_policy:ReadPolicy._is_final",
         "return now_ms <= self._deadline_ms",
         "return True",
-        ("router/routing/test_failover_policy.py::test_an_answer_after_the_deadline_is_none",),
+        ("core/routing/test_failover_policy.py::test_an_answer_after_the_deadline_is_none",),
     ),
     Mutant(
         "choice-for-ever",
@@ -2034,7 +2034,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "overload-final-at-once",
         "others are asked after a 429",
-        "forebay_router.routing.failover_policy:ReadPolicy._ask_next",
+        "forebay.routing.failover_policy:ReadPolicy._ask_next",
         "and not self._replicas.spend_hedge()",
         "",
         ("router/reads/test_replica_read.py::test_after_an_overloaded_worker_each_other_costs_a_hedge",),
@@ -2042,7 +2042,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "overload-asks-all",
         "and each of them costs a hedge",
-        "forebay_router.routing.failover_policy:ReadPolicy._ask_next",
+        "forebay.routing.failover_policy:ReadPolicy._ask_next",
         "and not self._replicas.spend_hedge()",
         "and False",
         ("router/reads/test_replica_read.py::test_after_an_overloaded_worker_each_other_costs_a_hedge",),
@@ -2050,7 +2050,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "silent-worker-asked-twice",
         "everyone is asked once",
-        "forebay_router.routing.failover_policy:ReadPolicy.resume",
+        "forebay.routing.failover_policy:ReadPolicy.resume",
         "self._met.add(host)",
         "pass",
         ("router/reads/test_replica_read.py::test_a_worker_that_is_still_awaited_gets_no_second_request",),
@@ -2058,18 +2058,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "fail-over-in-a-refresh-only",
         "a fail-over is free, even while others are being asked",
-        "forebay_router.routing.failover_policy:ReadPolicy.settle",
+        "forebay.routing.failover_policy:ReadPolicy.settle",
         "self._ask_next(now_ms)",
         "pass",
-        ("router/routing/test_failover_policy.py::test_failover_does_not_wait_for_other_attempts",),
+        ("core/routing/test_failover_policy.py::test_failover_does_not_wait_for_other_attempts",),
     ),
     Mutant(
         "newer-map-ignored",
         "a newer map makes one that refused a candidate again",
-        "forebay_router.routing.failover_policy:ReadPolicy._find_candidates",
+        "forebay.routing.failover_policy:ReadPolicy._find_candidates",
         "self._met -= self._refused",
         "pass",
-        ("router/routing/test_failover_policy.py::test_a_newer_map_makes_one_that_refused_a_candidate_again",),
+        ("core/routing/test_failover_policy.py::test_a_newer_map_makes_one_that_refused_a_candidate_again",),
     ),
     Mutant(
         "every-replica-waits",
@@ -2090,10 +2090,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "burst-without-end",
         "hedges saved up are bounded",
-        "forebay_router.routing.hedging:HedgeBudget.earn",
+        "forebay.routing.hedging:HedgeBudget.earn",
         "min(self._burst, self._tokens + requests * _SHARE)",
         "self._tokens + requests * _SHARE",
-        ("router/routing/test_hedging.py::test_a_burst_covers_a_second_of_requests",),
+        ("core/routing/test_hedging.py::test_a_burst_covers_a_second_of_requests",),
     ),
     Mutant(
         "waiting-unbounded",

@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from forebay.routing.failover_policy import GiveUp
 from forebay.settings import RouterSettings, load_settings
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
@@ -17,7 +18,6 @@ from forebay_router.metrics import RouterMetrics
 from forebay_router.reads import candidate_cache
 from forebay_router.reads.candidate_cache import ReadTarget
 from forebay_router.router import Router
-from forebay_router.routing.failover_policy import GiveUp
 from forebay_router.upstream.pool import WorkerConnections
 from forebay_web.fast_path import FastPathProtocol, PendingResponse, RecognisedBatch, RequestTemplate
 from forebay_web.limits import Peer

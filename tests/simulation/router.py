@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from forebay.lag import UNLIMITED, Lag
-from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo
-from forebay.task_ids import TaskId
-from forebay_router.routing.candidates import Holder, candidates
-from forebay_router.routing.failover_policy import (
+from forebay.routing.candidates import Holder, candidates
+from forebay.routing.failover_policy import (
     Action,
     Ask,
     AttemptOutcome,
@@ -22,7 +20,9 @@ from forebay_router.routing.failover_policy import (
     Refresh,
     Wait,
 )
-from forebay_router.routing.hedging import HedgeBudget
+from forebay.routing.hedging import HedgeBudget
+from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo
+from forebay.task_ids import TaskId
 from forebay_worker.group.messages import AssignmentInfo
 from tests.simulation.promises import PromiseBroken
 from tests.simulation.scheduler import Scheduler

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from forebay.codecs.keys import from_segment
 from forebay.codecs.segment_cache import of_one_store
 from forebay.lag import Tolerance
+from forebay.routing.candidates import equally_good, less_loaded
+from forebay.routing.hedging import MOST_DELAY_MS
 from forebay.store_kinds import STORE_KINDS
 from forebay.store_spec import StoreSpec
 from forebay.wire.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
@@ -16,8 +18,6 @@ from forebay_router.cluster.worker_view import WorkerView
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.reads.replica_request import DOUBTED
 from forebay_router.router import Router
-from forebay_router.routing.candidates import equally_good, less_loaded
-from forebay_router.routing.hedging import MOST_DELAY_MS
 from forebay_router.upstream.pool import WorkerConnections
 from forebay_web.fast_path import RequestTemplate
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from forebay.errors import Overloaded, UnknownStore
+from forebay.routing.failover_policy import AttemptOutcome
 from forebay.wire.answers import HttpAnswer, is_problem
 from forebay.wire.retryable_statuses import FINAL
-from forebay_router.routing.failover_policy import AttemptOutcome
 
 RETRYABLE_SOON = frozenset({412, 503})
 """Refusals of what a replica may be able to answer soon."""

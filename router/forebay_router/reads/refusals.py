@@ -9,9 +9,9 @@ from typing import Any
 
 from forebay.errors import DeadlineExceeded, LagExceedsTolerance, NoReplica, Overloaded, PartitionerMismatch
 from forebay.lag import Lag
+from forebay.routing.scattered_list import attempts_at_all, unread
 from forebay.streams_metadata import HostInfo
 from forebay.wire.answers import HttpAnswer, problem_answer, problem_name
-from forebay_router.routing.scattered_list import attempts_at_all, unread
 
 _MISPLACED = f"urn:forebay:problem:{PartitionerMismatch.name}"
 

@@ -8,6 +8,20 @@ from typing import Any, NamedTuple
 
 from forebay.clock import boot_ms
 from forebay.errors import NotHostedHere
+from forebay.routing.failover_policy import (
+    Action,
+    Ask,
+    AttemptOutcome,
+    Finish,
+    GiveUp,
+    NoteSlow,
+    NoteThrottled,
+    ReadPolicy,
+    Refresh,
+    Skip,
+    Step,
+    Wait,
+)
 from forebay.streams_metadata import HostInfo
 from forebay.wire.answer_aging import as_of
 from forebay.wire.answers import HttpAnswer
@@ -23,20 +37,6 @@ from forebay_router.reads.replica_request import (
     may_be_elsewhere,
 )
 from forebay_router.router import Router
-from forebay_router.routing.failover_policy import (
-    Action,
-    Ask,
-    AttemptOutcome,
-    Finish,
-    GiveUp,
-    NoteSlow,
-    NoteThrottled,
-    ReadPolicy,
-    Refresh,
-    Skip,
-    Step,
-    Wait,
-)
 from forebay_router.upstream.connection import AnsweredForAnother
 from forebay_router.upstream.credentials import REFUSALS
 from forebay_router.upstream.pool import InFlightPermit

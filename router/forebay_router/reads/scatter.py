@@ -14,6 +14,7 @@ from functools import partial
 from forebay.clock import boot_ms
 from forebay.event_loop_turns import decoded_in_turn, in_turn
 from forebay.lag import Lag, Tolerance
+from forebay.routing.scattered_list import PartitionPages, ScatteredList, page_bytes_of
 from forebay.wire.answer_aging import bounds_exceeded, time_reserved_for_retry_ms
 from forebay.wire.answers import HttpAnswer
 from forebay.wire.list_bodies import list_head, list_tail
@@ -28,7 +29,6 @@ from forebay_router.reads.replica_request import ReplicaRequest, TimedAnswer
 from forebay_router.reads.send_window import SendWindow
 from forebay_router.reads.sent_cursor import SentCursor
 from forebay_router.router import Router
-from forebay_router.routing.scattered_list import PartitionPages, ScatteredList, page_bytes_of
 from forebay_web.limits import Held
 
 _FIRST_PAGE = 1_000

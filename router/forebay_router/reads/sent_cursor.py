@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from forebay.routing.scattered_list import PartitionPages
 from forebay.wire.scans import Scan, posted_cursor
-from forebay_router.routing.scattered_list import PartitionPages
 
 
 class SentCursor(NamedTuple):

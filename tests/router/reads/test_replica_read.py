@@ -16,6 +16,7 @@ import pytest
 
 from forebay.clock import boot_ms
 from forebay.lag import Lag
+from forebay.routing.failover_policy import ReadPolicy, Wait
 from forebay.settings import RouterSettings, load_settings
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
@@ -27,7 +28,6 @@ from forebay_router.reads.partition_replicas import PartitionReplicas
 from forebay_router.reads.replica_read import ReplicaRead, ask, go_on
 from forebay_router.reads.replica_request import FirstRequest, ReplicaRequest
 from forebay_router.router import Router
-from forebay_router.routing.failover_policy import ReadPolicy, Wait
 from forebay_router.upstream.connection import Connection, UpstreamClosed
 from forebay_web.limits import Held, Limit, Peer
 from tests.support.cluster import free_port, until

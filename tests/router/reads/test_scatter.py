@@ -11,6 +11,7 @@ from forebay.clock import boot_ms
 from forebay.errors import LagExceedsTolerance, Overloaded
 from forebay.lag import Lag
 from forebay.position import Position, encode_position, log_digest
+from forebay.routing.scattered_list import FIRST_PAGES_BYTES
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo
 from forebay.wire.answers import HttpAnswer, problem_answer
@@ -22,7 +23,6 @@ from forebay_router.reads import scatter
 from forebay_router.reads.refusals import Attempt, late, refusal
 from forebay_router.reads.replica_request import TimedAnswer
 from forebay_router.reads.scatter import Gather, ScanBroken, ScanRefused
-from forebay_router.routing.scattered_list import FIRST_PAGES_BYTES
 from forebay_web.limits import Held, Limit, Peer
 from forebay_web.posted_cursor import continued
 

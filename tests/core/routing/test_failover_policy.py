@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay_router.routing.failover_policy import (
+from forebay.routing.failover_policy import (
     Action,
     Ask,
     AttemptOutcome,

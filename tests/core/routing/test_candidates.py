@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.lag import UNLIMITED, Lag, Tolerance
+from forebay.routing.candidates import Holder, candidates, equally_good
 from forebay.streams_metadata import HostInfo
 from forebay_router.cluster.worker_view import WorkerView
-from forebay_router.routing.candidates import Holder, candidates, equally_good
 
 FIGURE = st.one_of(st.none(), st.integers(0, 100))
 HOLDERS = st.lists(

@@ -1,4 +1,4 @@
-from forebay_router.routing.hedging import HedgeBudget, HedgeDelay
+from forebay.routing.hedging import HedgeBudget, HedgeDelay
 
 
 def test_the_delay_follows_answer_times_within_its_bounds():
