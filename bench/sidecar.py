@@ -24,7 +24,7 @@ _TOKEN = credentials.AUTHORIZATION.removeprefix("Bearer ")
 
 
 def sidecar(effort: Effort) -> list[Row]:
-    with served(effort.directory) as (cluster, worker, _, keys):
+    with served(effort.directory) as (cluster, _, _, keys):
         port, path = free_port(), effort.directory / "router.sock"
         listen = f"127.0.0.1:{port},unix:{path}"
         cluster.launch_router("--listen", listen, *OPTIONS, *credentials.router_options(effort.directory))
@@ -38,18 +38,10 @@ def sidecar(effort: Effort) -> list[Row]:
         batches = interleaved(
             effort.rounds,
             *(_keys_per_second(effort, url, keys) for url in urls),
-            _keys_per_second(effort, f"http://{worker}", keys, partition_aware=True),
         )
     return [
         Row("one read over a Unix socket, one connection, p50", "ms", reads[0], _AGAINST, reads[1]),
         Row("client.get_many of 500 keys over a Unix socket", "keys/s", batches[0], _AGAINST, batches[1]),
-        Row(
-            "client.get_many of 500 keys, partition-aware, from the worker",
-            "keys/s",
-            batches[2],
-            "through the router, loopback TCP",
-            batches[1],
-        ),
     ]
 
 
@@ -86,14 +78,12 @@ def _body_bytes(answer: bytes) -> int:
     return int(found[1])
 
 
-def _keys_per_second(
-    effort: Effort, url: str, keys: Sequence[str], *, partition_aware: bool = False
-) -> Callable[[], float]:
+def _keys_per_second(effort: Effort, url: str, keys: Sequence[str]) -> Callable[[], float]:
     batches = itertools.cycle([keys[at : at + _BATCH] for at in range(0, len(keys), _BATCH)])
 
     def measure() -> float:
         read, begun_s = 0, time.monotonic()
-        with Client(url, token=_TOKEN, partition_aware=partition_aware) as client:
+        with Client(url, token=_TOKEN) as client:
             while time.monotonic() < begun_s + effort.seconds:
                 read += len(client.get_many(STORE, next(batches)))
             return read / (time.monotonic() - begun_s)

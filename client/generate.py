@@ -18,7 +18,6 @@ _NAMES = {
     "anext": "next",
     "async_connections": "connections",
     "async_driver": "driver",
-    "async_together": "together",
     "asyncio": "time",
 }
 """What is named otherwise in the blocking client, beside ``Async…``. Both ``asyncio`` and ``time`` sleep."""
@@ -42,10 +41,8 @@ _TEXTS = {
     that several may share a client, in several threads too; with a ``transport``, only one loop may. It is
     pickled as a ``Client`` is. Raises ``ValueError`` for an invalid HTTP URL, proxy or token.
 """: """\
-    ``partition_aware`` sends each read to a worker that holds its key, in a router's order. ``urls`` are then of
-    some workers, and the client learns of the others. It reaches them directly, whatever proxy there is, with the
-    scheme of the first URL. With ``decimals``, numbers of values that have a fraction or an exponent are
-    ``decimal.Decimal``, exactly as answers have them, and floats otherwise.
+    With ``decimals``, numbers of values that have a fraction or an exponent are ``decimal.Decimal``, exactly as
+    answers have them, and floats otherwise. ``partition_aware`` is refused: run a router beside the program.
 
     ``timeout_ms`` applies to calls that give none; ``token`` is sent to every server. ``verify`` is that of
     ``httpx``: an ``ssl.SSLContext`` with the authorities and client certificates for ``https`` URLs (a

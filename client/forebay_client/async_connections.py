@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
+import math
+import time
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
@@ -15,10 +16,9 @@ import httpx
 
 from forebay.errors import ClientUnusable
 from forebay_client import fork_safety
-from forebay_client.bounded_body import read_whole_async
-from forebay_client.client_connections import ClientConnections
+from forebay_client.client_connections import CLOSED, NO_LOOP, OTHER_LOOP, ClientConnections
 from forebay_client.exchange import Open, Opened, Send
-from forebay_client.transports import CLOSED, NO_LOOP, OTHER_LOOP, OTHER_PROCESS, async_pool, origin
+from forebay_client.httpx_clients import extensions, late, with_body
 
 T = TypeVar("T")
 
@@ -26,20 +26,12 @@ AsyncTurn = contextlib.nullcontext
 """Tasks that wait for the same changes take no turns."""
 
 
-class AsyncConnections(ClientConnections[httpx.AsyncBaseTransport]):
+class AsyncConnections(ClientConnections):
     """Sends requests and reads streams, over connections of the running event loop."""
 
-    def _begin(self) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._loops: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
-
-    def _connect(self) -> httpx.AsyncClient:
-        if self._verify is None:
-            return httpx.AsyncClient(headers=self._headers, transport=self._own_transport)
-        mounts = {origin(url): async_pool(self._verify, proxy) for url, proxy in self._proxies.items()}
-        mounts |= {url: async_pool(self._verify, None, path) for url, path in self._sockets.items()}
-        return httpx.AsyncClient(
-            headers=self._headers, transport=async_pool(self._verify), mounts=mounts, trust_env=False
-        )
 
     async def of_loop(self) -> LoopConnections:
         """Those of the running event loop; raises ``ClientUnusable``."""
@@ -55,7 +47,7 @@ class AsyncConnections(ClientConnections[httpx.AsyncBaseTransport]):
                 if self._loops and self._own_transport is not None:
                     raise ClientUnusable(OTHER_LOOP)
                 self._loops = {loop: one for loop, one in self._loops.items() if not loop.is_closed()}
-                connections = self._loops[loop] = LoopConnections(loop, self._connect())
+                connections = self._loops[loop] = LoopConnections(loop, self._options(httpx.AsyncHTTPTransport))
                 # Never suspends, or the lock would have to be another.
                 await connections.end_with_loop()
         return connections
@@ -65,10 +57,9 @@ class AsyncConnections(ClientConnections[httpx.AsyncBaseTransport]):
 
         They are not closed: that would remove them from the selector, which parent and child share.
         """
+        super().on_fork()
         fork_safety.leave_to_parent(self._loops)
-        self._lock, self._loops = threading.Lock(), {}
-        if self._own_transport is not None:
-            self._unusable = OTHER_PROCESS
+        self._loops = {}
 
     async def send(self, step: Send) -> httpx.Response | Opened:
         """The response to a request, or its stream; raises ``httpx.RequestError``, or ``ClientUnusable``."""
@@ -110,9 +101,9 @@ class AsyncConnections(ClientConnections[httpx.AsyncBaseTransport]):
 class LoopConnections:
     """The connections of one event loop, which end with it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, http: httpx.AsyncClient) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, options: dict[str, Any]) -> None:
         self.loop = loop
-        self.http = http
+        self.http = httpx.AsyncClient(**options)
         self._left: set[asyncio.Task[None]] = set()
         """What goes on after its caller was cancelled."""
         self._end = self._ended()
@@ -158,12 +149,28 @@ def _is_here(opened: Opened) -> bool:
 
 async def _sent(http: httpx.AsyncClient, step: Send) -> httpx.Response:
     request = http.build_request(
-        step.method, step.url, content=step.body, headers=step.headers, timeout=step.timeout
+        step.method,
+        step.url,
+        content=step.body,
+        headers=step.headers,
+        timeout=step.timeout,
+        extensions=extensions(step.url),
     )
     response = await http.send(request, stream=True)
-    if not isinstance(step, Open) or response.status_code != 200:
-        await read_whole_async(response, step.timeout)
-    return response
+    if isinstance(step, Open) and response.status_code == 200:
+        return response
+    return await _received(response, step.timeout.read or math.inf)
+
+
+async def _received(response: httpx.Response, within_s: float) -> httpx.Response:
+    """The response with its body; raises ``httpx.ReadTimeout``."""
+    pieces, until_s = [], time.monotonic() + within_s
+    async with contextlib.aclosing(response):
+        async for piece in response.aiter_bytes():
+            if time.monotonic() > until_s:
+                raise late(response)
+            pieces.append(piece)
+    return with_body(response, b"".join(pieces))
 
 
 def _forget(task: asyncio.Task[Any]) -> None:

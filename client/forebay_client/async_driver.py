@@ -5,25 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
 from forebay_client import fork_safety
 from forebay_client.async_connections import AsyncConnections
-from forebay_client.async_together import run_together
-from forebay_client.exchange import Close, Discard, Pause, Plan, Receive, Reply, Step, Together
-from forebay_client.transports import shut_down
+from forebay_client.exchange import Close, Discard, Pause, Plan, Receive, Reply, Step
+from forebay_client.httpx_clients import shut_down
 
 T = TypeVar("T")
-
-
-class AsyncClosable(Protocol):
-    """What ends with the client."""
-
-    async def aclose(self) -> None:
-        """End it."""
-        ...
 
 
 class AsyncDriver:
@@ -32,8 +23,8 @@ class AsyncDriver:
     def __init__(self, connections: AsyncConnections) -> None:
         self.connections = connections
         self._lock = threading.Lock()
-        self._following: weakref.WeakSet[AsyncClosable] = weakref.WeakSet()
-        """What the client's closing ends."""
+        self._following: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Changes, which the client's closing ends."""
         fork_safety.renew_on_fork(self)
 
     def on_fork(self) -> None:
@@ -67,13 +58,10 @@ class AsyncDriver:
             case Discard(response):
                 shut_down(response)
                 return None
-            case Together(plans):
-                await run_together(self.run, plans)
-                return None
         return await self.connections.send(step)
 
-    def follow(self, changes: AsyncClosable) -> None:
-        """Have the client's closing end it."""
+    def follow(self, changes: Any) -> None:
+        """Have the client's closing end what follows keys."""
         with self._lock:
             self._following.add(changes)
 

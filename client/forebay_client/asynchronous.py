@@ -16,20 +16,18 @@ from forebay.streams_metadata import StreamsMetadataState
 from forebay.wire.parameters import DEFAULT_LIMIT
 from forebay_client.async_connections import AsyncConnections, AsyncTurn
 from forebay_client.async_driver import AsyncDriver
-from forebay_client.async_together import AT_ONCE
-from forebay_client.client_arguments import ClientArguments
+from forebay_client.client_connections import NOT_PARTITION_AWARE, maker
 from forebay_client.description_plans import Descriptions
-from forebay_client.exchange import server_urls
+from forebay_client.exchange import Exchange
 from forebay_client.key_changes import C, Following
 from forebay_client.lists import Listing
 from forebay_client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
-from forebay_client.partitioned_exchange import exchange_of
 from forebay_client.positions import Positions
 from forebay_client.proxies import proxies_of
 from forebay_client.read_plans import ChangesRequest, ClientReads, ListRequest
 from forebay_client.results import Answer, Change, Entry, ReplicaLag, SessionWindow, Version, Window
+from forebay_client.server_urls import server_urls, socket_paths
 from forebay_client.store_changes import StoreChange, StoreChangesRequest
-from forebay_client.unix_sockets import socket_paths
 
 T = TypeVar("T")
 
@@ -273,18 +271,21 @@ class AsyncClient(AsyncReader):
         partition_aware: bool = False,
         decimals: bool = False,
     ) -> None:
+        if partition_aware:
+            raise ValueError(NOT_PARTITION_AWARE)
         servers = server_urls(urls)
-        proxies = {} if transport is not None or partition_aware else proxies_of(servers)
-        exchange = exchange_of(urls, timeout_ms, proxies, AT_ONCE if partition_aware else None, decimals)
+        proxies = {} if transport is not None else proxies_of(servers)
+        exchange = Exchange(urls, timeout_ms, proxies=proxies, decimals=decimals)
         reads = ClientReads(exchange)
         self._descriptions = Descriptions(exchange)
         connections = AsyncConnections(token, verify, transport, proxies, socket_paths(servers))
         super().__init__(AsyncDriver(connections), reads)
-        self._arguments = ClientArguments(urls, timeout_ms, token, verify, transport, partition_aware, decimals)
+        self._arguments = {"urls": servers, "timeout_ms": timeout_ms, "token": token, "decimals": decimals}
+        self._arguments |= {"verify": verify, "transport": transport}
 
     def __reduce__(self) -> tuple[partial[AsyncClient], tuple[()]]:
         """A client is pickled as its arguments, the token among them, and connects where it is unpickled."""
-        return self._arguments.maker(type(self)), ()
+        return maker(type(self), self._arguments), ()
 
     def session(self) -> AsyncSession:
         """A session: its reads never go back in time. It ends when the client is closed."""

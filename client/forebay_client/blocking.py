@@ -14,22 +14,20 @@ from forebay.errors import Problem
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
 from forebay.wire.parameters import DEFAULT_LIMIT
-from forebay_client.client_arguments import ClientArguments
+from forebay_client.client_connections import NOT_PARTITION_AWARE, maker
 from forebay_client.connections import Connections, Turn
 from forebay_client.description_plans import Descriptions
 from forebay_client.driver import Driver
-from forebay_client.exchange import server_urls
+from forebay_client.exchange import Exchange
 from forebay_client.key_changes import C, Following
 from forebay_client.lists import Listing
 from forebay_client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
-from forebay_client.partitioned_exchange import exchange_of
 from forebay_client.positions import Positions
 from forebay_client.proxies import proxies_of
 from forebay_client.read_plans import ChangesRequest, ClientReads, ListRequest
 from forebay_client.results import Answer, Change, Entry, ReplicaLag, SessionWindow, Version, Window
+from forebay_client.server_urls import server_urls, socket_paths
 from forebay_client.store_changes import StoreChange, StoreChangesRequest
-from forebay_client.together import AT_ONCE
-from forebay_client.unix_sockets import socket_paths
 
 T = TypeVar("T")
 
@@ -253,10 +251,8 @@ class Reader:
 class Client(Reader):
     """Reads from a router or a worker, or from the first of several that can be reached.
 
-    ``partition_aware`` sends each read to a worker that holds its key, in a router's order. ``urls`` are then of
-    some workers, and the client learns of the others. It reaches them directly, whatever proxy there is, with the
-    scheme of the first URL. With ``decimals``, numbers of values that have a fraction or an exponent are
-    ``decimal.Decimal``, exactly as answers have them, and floats otherwise.
+    With ``decimals``, numbers of values that have a fraction or an exponent are ``decimal.Decimal``, exactly as
+    answers have them, and floats otherwise. ``partition_aware`` is refused: run a router beside the program.
 
     ``timeout_ms`` applies to calls that give none; ``token`` is sent to every server. ``verify`` is that of
     ``httpx``: an ``ssl.SSLContext`` with the authorities and client certificates for ``https`` URLs (a
@@ -277,18 +273,21 @@ class Client(Reader):
         partition_aware: bool = False,
         decimals: bool = False,
     ) -> None:
+        if partition_aware:
+            raise ValueError(NOT_PARTITION_AWARE)
         servers = server_urls(urls)
-        proxies = {} if transport is not None or partition_aware else proxies_of(servers)
-        exchange = exchange_of(urls, timeout_ms, proxies, AT_ONCE if partition_aware else None, decimals)
+        proxies = {} if transport is not None else proxies_of(servers)
+        exchange = Exchange(urls, timeout_ms, proxies=proxies, decimals=decimals)
         reads = ClientReads(exchange)
         self._descriptions = Descriptions(exchange)
         connections = Connections(token, verify, transport, proxies, socket_paths(servers))
         super().__init__(Driver(connections), reads)
-        self._arguments = ClientArguments(urls, timeout_ms, token, verify, transport, partition_aware, decimals)
+        self._arguments = {"urls": servers, "timeout_ms": timeout_ms, "token": token, "decimals": decimals}
+        self._arguments |= {"verify": verify, "transport": transport}
 
     def __reduce__(self) -> tuple[partial[Client], tuple[()]]:
         """A client is pickled as its arguments, the token among them, and connects where it is unpickled."""
-        return self._arguments.maker(type(self)), ()
+        return maker(type(self), self._arguments), ()
 
     def session(self) -> Session:
         """A session: its reads never go back in time. It ends when the client is closed."""

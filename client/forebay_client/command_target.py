@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,18 +18,21 @@ from forebay.bearer_tokens import token_headers
 from forebay.cli import FILE
 from forebay.errors import Forbidden, ForebayError, NotReady, Unauthenticated
 from forebay.file_access import cause
-from forebay_client.connection_faults import fault_of, tls_fault
-from forebay_client.exchange import server_urls
+from forebay_client.httpx_clients import NoCookies, client_options, extensions
 from forebay_client.problems import problem_of_response
 from forebay_client.proxies import Proxy, proxy_of
-from forebay_client.transports import pool
-from forebay_client.unix_sockets import http_url, socket_path
+from forebay_client.server_urls import http_url, server_urls, socket_paths
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
 _TOKEN = "FOREBAY_TOKEN"
 _AUTHORITIES = "SSL_CERT_FILE"
 _TIMEOUT = httpx.Timeout(35, connect=5)
 """In seconds: a server answers within 30, and is connected to long before."""
+_ANOTHER = "Name a router or worker with --url."
+_WRONG_NAME = (62, 64)
+"""OpenSSL's codes of certificates for other names and addresses."""
+_PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG")
+"""OpenSSL's reasons where no TLS comes."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,11 @@ class Server:
             headers["content-type"] = "application/json"
         try:
             url = self._http_url + path
-            return _http(self._proxy, socket_path(self.url)).request(method, url, headers=headers, content=body)
+            http = _http(self.url, self._proxy)
+            return http.request(method, url, headers=headers, content=body, extensions=extensions(url))
         except httpx.TransportError as error:
-            nothing = ForebayError(fault_of(error, self.url, self._place))
-            if isinstance(error, httpx.NetworkError | httpx.TimeoutException) and tls_fault(error) is None:
+            nothing = ForebayError(_fault_of(error, self.url, self._place))
+            if isinstance(error, httpx.NetworkError | httpx.TimeoutException) and _tls_fault(error) is None:
                 # It may be about to start.
                 nothing.exit_status = 1
             raise nothing from None
@@ -170,10 +175,39 @@ def token_of(token_file: Path | None) -> str | None:
     return token
 
 
+def _fault_of(error: Exception, url: str, place: str) -> str:
+    """What happened and the remedy, for what ``httpx`` raised; ``place`` is the server's URL and its proxy."""
+    tls = _tls_fault(error)
+    if isinstance(tls, ssl.SSLCertVerificationError):
+        return _of_certificate(tls, place)
+    if tls is not None and tls.reason in _PLAIN:
+        return f"{place} does not answer in TLS: it speaks HTTP. Give an http:// URL with --url."
+    closed = isinstance(error, httpx.RemoteProtocolError | httpx.ReadError) and url.startswith("http:")
+    remedy = "If it speaks HTTPS, give an https:// URL with --url." if closed else _ANOTHER
+    reason = re.sub(r"^\[Errno \d+\] | \(_ssl\.c:\d+\)$|\.$", "", str(error)) or "it takes too long"
+    return f"Nothing answers at {place}: {reason}. {remedy}"
+
+
+def _tls_fault(error: BaseException | None) -> ssl.SSLError | None:
+    """The fault of TLS that is behind an error, None without one."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _of_certificate(error: ssl.SSLCertVerificationError, place: str) -> str:
+    remedy = "Name the file of the authority that issued it in the variable SSL_CERT_FILE."
+    if error.verify_code in _WRONG_NAME:
+        remedy = "Give --url a name that the certificate has."
+    return f"The certificate of {place} is not accepted: {error.verify_message.rstrip('.')}. {remedy}"
+
+
 @functools.cache
-def _http(proxy: Proxy | None, socket_path: Path | None) -> httpx.Client:
+def _http(url: str, proxy: Proxy | None) -> httpx.Client:
     # Creating one takes longer than most answers, and --watch asks repeatedly.
-    return httpx.Client(timeout=_TIMEOUT, transport=pool(_trusted(), proxy, socket_path))
+    proxies = {} if proxy is None else {url: proxy}
+    options = client_options(httpx.HTTPTransport, _trusted(), proxies, socket_paths([url]))
+    return httpx.Client(timeout=_TIMEOUT, cookies=NoCookies(), **options)
 
 
 def _trusted() -> ssl.SSLContext:

@@ -5,27 +5,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
+import time
 
 import httpx
 
 from forebay.errors import ClientUnusable
 from forebay_client import fork_safety
-from forebay_client.bounded_body import read_whole
-from forebay_client.client_connections import ClientConnections
+from forebay_client.client_connections import CLOSED, ClientConnections
 from forebay_client.exchange import Open, Opened, Send
-from forebay_client.transports import CLOSED, OTHER_PROCESS, origin, pool, shut_down
+from forebay_client.httpx_clients import extensions, late, shut_down, with_body
 
 Turn = threading.Lock
 """Threads that wait for the same changes take turns."""
 
 
-class Connections(ClientConnections[httpx.BaseTransport]):
+class Connections(ClientConnections):
     """Sends requests and reads streams, over connections of this process."""
 
-    def _begin(self) -> None:
-        self._pools: list[httpx.HTTPTransport] = []
-        self._http: httpx.Client | None = self._connect()
+    _http: httpx.Client | None = None
 
     @property
     def http(self) -> httpx.Client:
@@ -34,39 +34,30 @@ class Connections(ClientConnections[httpx.BaseTransport]):
             if self._unusable is not None:
                 raise ClientUnusable(self._unusable)
             if self._http is None:
-                self._http = self._connect()
+                self._http = httpx.Client(**self._options(httpx.HTTPTransport))
             return self._http
-
-    def _connect(self) -> httpx.Client:
-        if self._verify is None:
-            return httpx.Client(headers=self._headers, transport=self._own_transport)
-        direct = pool(self._verify)
-        mounts = {origin(url): pool(self._verify, proxy) for url, proxy in self._proxies.items()}
-        mounts |= {url: pool(self._verify, None, path) for url, path in self._sockets.items()}
-        self._pools = [direct, *mounts.values()]
-        return httpx.Client(headers=self._headers, transport=direct, mounts=mounts, trust_env=False)
 
     def on_fork(self) -> None:
         """Leave the parent its connections, and have others made when they are needed."""
+        super().on_fork()
         fork_safety.leave_to_parent(self._http)
-        self._lock, self._http = threading.Lock(), None
-        if self._own_transport is not None:
-            self._unusable = OTHER_PROCESS
-        for inherited in self._pools:
-            for connection in inherited._pool.connections:
-                # Closes the descriptor of this process. The server sees nothing of it.
-                connection.close()
+        self._http = None
 
     def send(self, step: Send) -> httpx.Response | Opened:
         """The response to a request, or its stream; raises ``httpx.RequestError``, or ``ClientUnusable``."""
-        request = self.http.build_request(
-            step.method, step.url, content=step.body, headers=step.headers, timeout=step.timeout
+        http = self.http
+        request = http.build_request(
+            step.method,
+            step.url,
+            content=step.body,
+            headers=step.headers,
+            timeout=step.timeout,
+            extensions=extensions(step.url),
         )
-        response = self.http.send(request, stream=True)
+        response = http.send(request, stream=True)
         if isinstance(step, Open) and response.status_code == 200:
             return Opened(response, response.iter_bytes())
-        read_whole(response, step.timeout)
-        return response
+        return _received(response, step.timeout.read or math.inf)
 
     def receive(self, opened: Opened) -> bytes:
         """The next piece of a stream, nothing at its end; raises ``httpx.RequestError``."""
@@ -88,3 +79,14 @@ class Connections(ClientConnections[httpx.BaseTransport]):
             self._unusable = CLOSED
         if http is not None:
             http.close()
+
+
+def _received(response: httpx.Response, within_s: float) -> httpx.Response:
+    """The response with its body; raises ``httpx.ReadTimeout``."""
+    pieces, until_s = [], time.monotonic() + within_s
+    with contextlib.closing(response):
+        for piece in response.iter_bytes():
+            if time.monotonic() > until_s:
+                raise late(response)
+            pieces.append(piece)
+    return with_body(response, b"".join(pieces))

@@ -4,35 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from forebay.process_identity import IDENTITY_PATH, Identity
 from forebay.store_spec import StoreSpec
-from forebay.streams_metadata import ClusterMap, StreamsMetadataState
-from forebay.wire.answer_schemas.reading import read_values
+from forebay.streams_metadata import StreamsMetadataState
 from forebay.wire.documents import cluster_map_of
-from forebay_client.exchange import MALFORMED, Mismatch, Plan, Request, not_of_a_read
+from forebay_client.exchange import MALFORMED, Exchange, Mismatch, Plan, Request, not_of_a_read
 from forebay_client.results import ReplicaLag, replica_lag_of
 
 T = TypeVar("T")
 
 
-class DocumentExchange(Protocol):
-    """Asks any server for a document."""
-
-    def deadline(self, timeout_ms: int | None = None) -> float:
-        """The deadline of a call that begins now."""
-        ...
-
-    def ask(self, request: Request, deadline_ms: float) -> Plan[dict[str, Any]]:
-        """The document that answers a request; raises ``Problem``."""
-        ...
-
-
 class Descriptions:
     """Plans every request for a document; each takes a time-out in milliseconds, None for the client's."""
 
-    def __init__(self, exchange: DocumentExchange) -> None:
+    def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
 
     def stores(self, timeout_ms: int | None) -> Plan[dict[str, StoreSpec]]:
@@ -42,7 +28,7 @@ class Descriptions:
     def metadata(self, timeout_ms: int | None) -> Plan[StreamsMetadataState]:
         """Which worker holds what; raises ``Problem``."""
         deadline_ms = self._exchange.deadline(timeout_ms)
-        map_ = yield from self.map(deadline_ms)
+        map_ = yield from self._read("/v1/metadata", "hosts", cluster_map_of, deadline_ms)
         stores = yield from self._stores(deadline_ms)
         return StreamsMetadataState(stores, map_)
 
@@ -50,14 +36,6 @@ class Descriptions:
         """Every replica, or those of a store; raises ``Problem``."""
         deadline_ms = self._exchange.deadline(timeout_ms)
         return self._read("/v1/lags", "lags", partial(_lags, store), deadline_ms, store=store)
-
-    def map(self, deadline_ms: float) -> Plan[ClusterMap]:
-        """The map alone; raises ``Problem``."""
-        return self._read("/v1/metadata", "hosts", cluster_map_of, deadline_ms)
-
-    def identity(self, deadline_ms: float) -> Plan[Identity]:
-        """Which process answers; raises ``Problem``."""
-        return self._read(IDENTITY_PATH, "process_id", _identity, deadline_ms)
 
     def _stores(self, deadline_ms: float) -> Plan[dict[str, StoreSpec]]:
         return self._read("/v1/stores", "stores", _specs, deadline_ms)
@@ -89,10 +67,6 @@ def _lacks(member: str) -> Mismatch:
 
 def _specs(document: Mapping[str, Any]) -> dict[str, StoreSpec]:
     return {store["name"]: StoreSpec.from_document(store) for store in document["stores"]}
-
-
-def _identity(document: Mapping[str, Any]) -> Identity:
-    return read_values(document, Identity)
 
 
 def _lags(store: str | None, document: Mapping[str, Any]) -> list[ReplicaLag]:

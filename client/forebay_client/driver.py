@@ -6,25 +6,16 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
 from forebay_client import fork_safety
 from forebay_client.connections import Connections
-from forebay_client.exchange import Close, Discard, Pause, Plan, Receive, Reply, Step, Together
-from forebay_client.together import run_together
-from forebay_client.transports import shut_down
+from forebay_client.exchange import Close, Discard, Pause, Plan, Receive, Reply, Step
+from forebay_client.httpx_clients import shut_down
 
 T = TypeVar("T")
-
-
-class Closable(Protocol):
-    """What ends with the client."""
-
-    def close(self) -> None:
-        """End it."""
-        ...
 
 
 class Driver:
@@ -33,8 +24,8 @@ class Driver:
     def __init__(self, connections: Connections) -> None:
         self.connections = connections
         self._lock = threading.Lock()
-        self._following: weakref.WeakSet[Closable] = weakref.WeakSet()
-        """What the client's closing ends."""
+        self._following: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Changes, which the client's closing ends."""
         fork_safety.renew_on_fork(self)
 
     def on_fork(self) -> None:
@@ -68,13 +59,10 @@ class Driver:
             case Discard(response):
                 shut_down(response)
                 return None
-            case Together(plans):
-                run_together(self.run, plans)
-                return None
         return self.connections.send(step)
 
-    def follow(self, changes: Closable) -> None:
-        """Have the client's closing end it."""
+    def follow(self, changes: Any) -> None:
+        """Have the client's closing end what follows keys."""
         with self._lock:
             self._following.add(changes)
 

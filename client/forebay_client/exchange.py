@@ -14,19 +14,15 @@ from typing import Any, TypeAlias, TypeVar
 import httpx
 
 from forebay.errors import AnswerMismatch, DeadlineExceeded, NoReplica, Problem
-from forebay.listen_addresses import UnixAddress, is_unix
-from forebay.streams_metadata import HostInfo
+from forebay.listen_addresses import is_unix
 from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient
 from forebay.wire.retryable_statuses import OF_THE_SERVER
 from forebay.wire.server_sent_events import EVENTS_MEDIA_TYPE
 from forebay_client.documents import parse_document
-from forebay_client.http_urls import parse_http_url
 from forebay_client.options import query_string
-from forebay_client.partition_page import is_page, page_document, page_headers
 from forebay_client.problems import problem_of_response
 from forebay_client.proxies import Proxy
-from forebay_client.target_partition import TargetPartition
-from forebay_client.unix_sockets import http_url
+from forebay_client.server_urls import http_url, server_urls
 
 _TRIES_PER_URL = 2
 """A server may close an idle connection just as a request is sent on it: that does not mean it is down."""
@@ -34,14 +30,14 @@ _GRACE_MS = 100.0
 """How much longer to wait for the server's own deadline problem, which lists the replicas asked."""
 _STREAM_GRACE_MS = 2_000.0
 """A stream starts with whatever there is once its time is over, from one replica after the other."""
+_CONNECT_SHARE = 1 / 3
+"""Of the time, what an address may take that does not answer."""
 _LEAST_PAUSE_S = 0.1
 _SILENCE_S = KEEP_ALIVE_MS / 1000 + 5
 """A stream that is silent for this long is lost: its server would have sent a comment."""
 _PAUSE_S = 0.25
 """For proxies that do not say how long to wait."""
 
-Server: TypeAlias = int | HostInfo
-"""A server by its number among the URLs, or a worker by its address in the map."""
 T = TypeVar("T")
 MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
 """What reading a document raises that is not of the expected form."""
@@ -58,14 +54,11 @@ class Send:
     body: bytes | None
     timeout: httpx.Timeout
     last_event_id: str | None = None
-    page_bytes: int = 0
 
     @property
     def headers(self) -> dict[str, str]:
         """The headers beyond the usual."""
         headers = {} if self.body is None else {"content-type": "application/json"}
-        if self.page_bytes:
-            headers |= page_headers(self.page_bytes)
         return headers if self.last_event_id is None else {**headers, "last-event-id": self.last_event_id}
 
 
@@ -117,26 +110,9 @@ class Pause:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Together:
-    """A step: carry out several plans at once, of which the first to fail ends the others."""
-
-    plans: Sequence[Plan[None]]
-
-
-Step: TypeAlias = Send | Receive | Close | Discard | Pause | Together
+Step: TypeAlias = Send | Receive | Close | Discard | Pause
 Reply: TypeAlias = httpx.Response | Opened | bytes | httpx.RequestError | None
 Plan: TypeAlias = Generator[Step, Reply, T]
-
-
-def together(plans: Sequence[Plan[None]], at_once: int) -> Plan[None]:
-    """Carry out several plans, so many at once."""
-    for first in range(0, len(plans), at_once):
-        some = plans[first : first + at_once]
-        if len(some) > 1:
-            yield Together(some)
-        else:
-            yield from some[0]
 
 
 @dataclass(frozen=True)
@@ -152,12 +128,6 @@ class Request:
     streamed: bool = False
     """Whether the body is streamed."""
     last_event_id: str | None = None
-    target: TargetPartition | None = None
-    """The partition whose workers are asked by a partition-aware client; any server may be asked without one."""
-    patient: bool = True
-    """Whether to ask again after a pause, if the problem may pass."""
-    page_bytes: int = 0
-    """How large the answer may become, if it is a partition's page of a list."""
 
 
 RefusalIn: TypeAlias = Callable[[dict[str, Any]], Problem | None]
@@ -193,10 +163,7 @@ class Exchange:
         return self._now_ms() + (self._timeout_ms + wait_ms if timeout_ms is None else timeout_ms)
 
     def ask(
-        self,
-        request: Request,
-        deadline_ms: float,
-        refusal_in: RefusalIn = no_refusal,
+        self, request: Request, deadline_ms: float, refusal_in: RefusalIn = no_refusal
     ) -> Plan[dict[str, Any]]:
         """The document that answers a request; raises ``Problem``.
 
@@ -257,7 +224,7 @@ class Exchange:
         """Whether there is another server to turn to."""
         return len(self._urls) > 1
 
-    def turn_from(self, server: Server) -> None:
+    def turn_from(self, server: int) -> None:
         """Ask another server first from now on, unless it is another already."""
         if self._first == server:
             self._first = (self._first + 1) % len(self._urls)
@@ -309,7 +276,7 @@ def request_step(request: Request, url: str, left_ms: float, urls_left: int) -> 
     # One that accepts connections and never answers must leave the others some time.
     wait_ms = min(parameters.get("wait_ms") or 0, left_ms)
     share_ms, grace_ms = (left_ms - wait_ms) / urls_left, _GRACE_MS
-    connect_s = left_ms / urls_left / 1000
+    connect_s = left_ms * min(_CONNECT_SHARE, 1 / urls_left) / 1000
     if request.streamed:
         grace_ms = _STREAM_GRACE_MS
         if urls_left > 1:
@@ -324,7 +291,7 @@ def request_step(request: Request, url: str, left_ms: float, urls_left: int) -> 
     if request.streamed:
         return Open("GET", url, None, timeout, request.last_event_id)
     method = "GET" if request.body is None else "POST"
-    return Send(method, url, request.body, timeout, page_bytes=request.page_bytes)
+    return Send(method, url, request.body, timeout)
 
 
 def content_of(
@@ -357,37 +324,8 @@ def _pause_s(problem: Problem) -> float:
     return _PAUSE_S if type(problem) is Problem else math.inf
 
 
-def server_urls(urls: str | Sequence[str]) -> list[str]:
-    """One or several URLs as a list, without slashes at the end; raises ``ValueError`` unless they are of HTTP or
-    of Unix sockets."""
-    checked = [_checked(url) for url in ([urls] if isinstance(urls, str) else urls)]
-    if not checked:
-        raise ValueError("A client needs the URL of at least one router or worker.")
-    return checked
-
-
-def _checked(url: str) -> str:
-    if is_unix(url):
-        return str(_unix_address(url))
-    try:
-        parse_http_url(url, ("http", "https"))
-    except ValueError as error:
-        examples = "http://127.0.0.1:8080 or unix:/run/forebay.sock"
-        raise ValueError(f"{url!r} is not the URL of a server, such as {examples}: {error}.") from None
-    return url.rstrip("/")
-
-
-def _unix_address(url: str) -> UnixAddress:
-    try:
-        return UnixAddress.parse(url)
-    except ValueError as error:
-        raise ValueError(f"{error}.") from None
-
-
 def _document(response: httpx.Response, decimals: bool) -> dict[str, Any] | None:
-    """A response's JSON object or page, None if it is something else."""
-    if is_page(response):
-        return page_document(response)
+    """A response's JSON object, None if it is something else."""
     try:
         document = parse_document(response.content, decimals=decimals)
     except ValueError:

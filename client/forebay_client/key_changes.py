@@ -9,9 +9,10 @@ from forebay.errors import Problem, UnknownKey
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.wire.answers import ReplicaInfo
 from forebay.wire.key_changes import is_transient
+from forebay.wire.retryable_statuses import OF_THE_SERVER
 from forebay.wire.server_sent_events import Event, EventReader
 from forebay_client import fork_safety
-from forebay_client.exchange import MALFORMED, Close, Opened, Pause, Plan, Receive, Server, mismatched
+from forebay_client.exchange import MALFORMED, Close, Opened, Pause, Plan, Receive, mismatched
 from forebay_client.read_plans import ChangesRequest, ClientReads
 from forebay_client.request_identity import Requested, change_mismatch
 from forebay_client.results import Change, change_of
@@ -34,7 +35,7 @@ class Following(Generic[C]):
         self._reads = reads
         self._request = wanted
         self._opened: Opened | None = None
-        self._server: Server = 0
+        self._server = 0
         """Where the stream is from."""
         self._requested = Requested(wanted.store)
         self._has_mismatched = False
@@ -111,7 +112,7 @@ class Following(Generic[C]):
         self._leaving = False
         if not isinstance(change, Problem) or isinstance(change, UnknownKey):
             self._pause_s = _LEAST_PAUSE_S
-        elif change.status in self._reads.statuses_elsewhere:
+        elif change.status in OF_THE_SERVER:
             # Another server may see more of the workers.
             self._leaving = self._reads.several
 

@@ -1,4 +1,4 @@
-"""The options of every read, and their form in a query string."""
+"""The options of every read, and their form in a URL."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from datetime import datetime
 from typing import Any, Final, TypeAlias, TypedDict
 from urllib.parse import quote, urlencode
 
+from forebay.errors import UnknownStore
+from forebay.toml_tables import NAME, NAME_RULE
 from forebay.wire.parameters import Prefer, parse_time
 
 DEFAULT_TIMEOUT_MS = 5_000
@@ -56,6 +58,13 @@ def check(options: ReadOptions) -> None:
     if unknown:
         known = ", ".join(ReadOptions.__annotations__)
         raise TypeError(f"There is no read option {unknown[0]!r}; there are {known}.")
+
+
+def store_path(store: str) -> str:
+    """The path of a store; raises ``UnknownStore`` for a name that no store has."""
+    if not NAME.fullmatch(store):
+        raise UnknownStore(f"There is no store {store!r}: a name is made of {NAME_RULE}.", store=store)
+    return f"/v1/stores/{store}"
 
 
 def query_string(parameters: Mapping[str, Any]) -> str:

@@ -1,23 +1,28 @@
 """The proxies that the environment names, which errors name in turn.
 
-They are used as by other programs: ``HTTP_PROXY``, ``HTTPS_PROXY`` or else ``ALL_PROXY``, except for hosts in
-``NO_PROXY``. As in Go, none is used for this machine's own addresses.
+They are used as by programs in Go: ``HTTP_PROXY``, ``HTTPS_PROXY`` or else ``ALL_PROXY``, except for hosts in
+``NO_PROXY`` and this machine's own addresses.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from urllib.request import getproxies, proxy_bypass
+from typing import Any
 
 import httpx
 
 from forebay.listen_addresses import is_unix
 from forebay.streams_metadata import is_loopback
-from forebay_client.http_urls import parse_http_url
+from forebay_client.server_urls import parse_http_url
 
 _SCHEMES = ("http", "https", "socks5", "socks5h")
+_PORTS = {"http": 80, "https": 443}
+_HOST_AND_PORT = re.compile(r"(?:\[(?P<ipv6>.*)\]|(?P<host>[^:]*))(?::(?P<port>\d+))?")
 
 
 @dataclass(frozen=True)
@@ -38,14 +43,15 @@ def proxy_of(url: str) -> Proxy | None:
     if is_unix(url):
         return None
     server = httpx.URL(url)
-    if is_loopback(server.host) or proxy_bypass(server.netloc.decode()):
+    host, port = server.host.rstrip("."), server.port or _PORTS[server.scheme]
+    if is_loopback(host) or _is_exempt(host, port):
         return None
-    proxies = getproxies()
-    scheme = server.scheme if proxies.get(server.scheme) else "all"
-    text = proxies.get(scheme)
+    name = f"{server.scheme.upper()}_PROXY"
+    variable = name if _value(name) else "ALL_PROXY"
+    text = _value(variable)
     if not text:
         return None
-    proxy = Proxy(text if "://" in text else f"http://{text}", f"{scheme.upper()}_PROXY")
+    proxy = Proxy(text if "://" in text else f"http://{text}", variable)
     _require_usable(proxy)
     return proxy
 
@@ -54,6 +60,39 @@ def proxies_of(urls: Iterable[str]) -> dict[str, Proxy]:
     """The proxies of the servers that have one, by the servers' URLs."""
     found = {url: proxy_of(url) for url in urls}
     return {url: proxy for url, proxy in found.items() if proxy is not None}
+
+
+def _value(variable: str) -> str:
+    return os.environ.get(variable) or os.environ.get(variable.lower(), "")
+
+
+def _is_exempt(host: str, port: int) -> bool:
+    """Whether ``NO_PROXY`` names a server."""
+    entries = [entry.strip().lower() for entry in _value("NO_PROXY").split(",")]
+    return "*" in entries or any(_names(entry, host, port) for entry in entries)
+
+
+def _names(entry: str, host: str, port: int) -> bool:
+    """Whether an entry is a server's network, its address, its name or a suffix of that."""
+    address = _parsed(ipaddress.ip_address, host)
+    network = _parsed(ipaddress.ip_network, entry, False) if "/" in entry else None
+    if network is not None:
+        return address is not None and address in network
+    parts = _HOST_AND_PORT.fullmatch(entry)
+    name = entry if parts is None else parts["ipv6"] or parts["host"]
+    if not name or (parts is not None and parts["port"] and int(parts["port"]) != port):
+        return False
+    if address is not None:
+        return bool(address == _parsed(ipaddress.ip_address, name))
+    suffix = name[1:] if name.startswith("*.") else name
+    return host == suffix or host.endswith(suffix if suffix.startswith(".") else f".{suffix}")
+
+
+def _parsed(parse: Any, *arguments: Any) -> Any:
+    try:
+        return parse(*arguments)
+    except ValueError:
+        return None
 
 
 def _require_usable(proxy: Proxy) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
+import re
+import secrets
 import sys
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -15,16 +19,15 @@ from rich.highlighter import JSONHighlighter
 from rich.text import Text
 
 from forebay.client import Answer, Client, ReplicaInfo
+from forebay.durations import duration
 from forebay.errors import ForebayError, Problem
+from forebay.lag import Lag, worst_lag
 from forebay.output import Output, json_output
 from forebay.standard_streams import print_line
 from forebay.store_kinds import STORE_KINDS
 from forebay.store_spec import StoreSpec
 from forebay.wire.scans import posted_cursor
 from forebay_client.command_target import Server, server_options
-from forebay_client.exact_json import ExactJson, exact_text
-from forebay_client.key_arguments import KeyCommand
-from forebay_client.printed_pages import print_pages
 from forebay_client.problems import problem_of_response
 from forebay_client.read_plans import REWRITTEN
 
@@ -33,6 +36,35 @@ _KINDS = tuple(kind.items for kind in _OF_KEYS)
 """The lists that a key may have."""
 _OF_LISTS = ("from", "to", "prefix", "reverse", "limit", "cursor", "allow_partial")
 """What only lists take."""
+
+
+class KeyCommand(click.Command):
+    """Takes words such as ``-5`` for arguments, but none that begins with two dashes, unless it follows ``--``."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.ignore_unknown_options = True
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See ``click.Command``; raises ``click.NoSuchOption`` for what is probably a misspelt option."""
+        before = args[: args.index("--")] if "--" in args else args
+        unknown = next((word for word in self._arguments(ctx, before) if word.startswith("--")), None)
+        if unknown is not None and not ctx.resilient_parsing:
+            name = unknown.partition("=")[0]
+            known = [option for param in self.get_params(ctx) for option in param.opts]
+            message = f"No such option {name!r}. A key that begins with two dashes follows a bare --."
+            raise click.NoSuchOption(name, message, difflib.get_close_matches(name, known, 1), ctx)
+        return super().parse_args(ctx, args)
+
+    def _arguments(self, ctx: click.Context, words: list[str]) -> list[str]:
+        """Those of the words that are neither options nor their values."""
+        try:
+            values, rest, _ = self.make_parser(ctx).parse_args(args=[*words])
+        except click.UsageError:
+            # Without what follows a bare --, an option may lack its value.
+            return []
+        names = [param.name for param in self.get_params(ctx) if isinstance(param, click.Argument)]
+        return [word for word in (*(values.get(name or "") for name in names), *rest) if isinstance(word, str)]
 
 
 def _list_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -94,7 +126,7 @@ def query(
     else:
         path += _rest(key, listed)
         if every_page and listed is not None:
-            print_pages(listed, lambda cursor: _page(server, path, {**parameters, **cursor}))
+            _print_pages(listed, lambda cursor: _page(server, path, {**parameters, **cursor}))
             return
         found = _page(server, path, parameters)
         text, had = found.text, found.status_code == 200
@@ -151,13 +183,51 @@ def _page(server: Server, path: str, parameters: Mapping[str, str]) -> httpx.Res
     return found
 
 
+def _print_pages(items: str, read: Callable[[dict[str, str]], httpx.Response]) -> None:
+    """Print the members ``items`` of the pages that ``read`` returns, given the cursor of each but the first.
+
+    A summary goes to standard error. A page that is a problem is printed, and ends the process with status 1.
+    """
+    cursor: dict[str, str] = {}
+    count, lags = 0, list[Lag]()
+    missing: set[int] = set()
+    while True:
+        answer = read(cursor)
+        if answer.status_code != 200:
+            print_line(answer.text)
+            sys.exit(1)
+        page = json.loads(answer.text, parse_float=Decimal)
+        for item in page[items]:
+            print_line(_exact_text(item, separators=(",", ":")))
+        count += len(page[items])
+        lags.append(Lag(**page["lag"]))
+        missing.update(page.get("missing", ()))
+        if not page["next"]:
+            break
+        cursor = {"cursor": page["next"]}
+    print_line(_summary(count, items, worst_lag(lags), missing), to_stderr=True)
+
+
+def _summary(count: int, items: str, lag: Lag, missing: set[int]) -> str:
+    behind = "an unknown time" if lag.time_lag_ms is None else f"at most {duration(lag.time_lag_ms)}"
+    left_out = f" Partitions {', '.join(map(str, sorted(missing)))} are missing." if missing else ""
+    return f"{count:,} {items}, {behind} behind the log.{left_out}"
+
+
+def _exact_text(document: Any, **options: Any) -> str:
+    """The JSON text of a document with decimals, which are written as numbers, exactly."""
+    mark = secrets.token_hex(8)
+    text = json.dumps(document, ensure_ascii=False, default=lambda number: f"{mark}{number}", **options)
+    return re.sub(f'"{mark}([^"]*)"', r"\1", text)
+
+
 def _with(path: str, parameters: Mapping[str, str]) -> str:
     return f"{path}?{urlencode(parameters, errors='surrogateescape')}" if parameters else path
 
 
 def _coloured(text: str) -> Text:
     """A JSON document as a terminal shows it."""
-    return JSONHighlighter()(ExactJson(text).text(indent=2))
+    return JSONHighlighter()(_exact_text(json.loads(text, parse_float=Decimal), indent=2))
 
 
 def _single(server: Server, batch: httpx.Response) -> tuple[str, bool]:
@@ -178,7 +248,7 @@ def _follow(server: Server, store: str, key: str, options: dict[str, Any]) -> No
         try:
             for change in client.changes(store, _key_value(server, store, key), **options):
                 document = change.document() if isinstance(change, Problem) else _answer_document(change)
-                print_line(exact_text(document))
+                print_line(_exact_text(document))
         except Problem as problem:
             print_line(json.dumps(problem.document(), ensure_ascii=False))
             sys.exit(1)

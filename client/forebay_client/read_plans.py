@@ -13,42 +13,28 @@ from forebay.position import later_position
 from forebay.store_kinds import STORE_KINDS, StoreKind
 from forebay.store_spec import StoreSpec
 from forebay.wire.answers import ReplicaInfo
-from forebay.wire.problems import problem_of
-from forebay.wire.retryable_statuses import OF_THE_SERVER, TRANSIENT
 from forebay.wire.scans import posted_cursor
 from forebay_client.exchange import (
     MALFORMED,
     Exchange,
     Opened,
     Plan,
-    RefusalIn,
     Request,
-    Server,
-    no_refusal,
     not_of_a_read,
-    together,
 )
 from forebay_client.key_batches import (
     BatchKey,
     batch_request,
     batches,
-    by_worker,
     key_text,
-    refusal_of_all,
-    refusal_of_any,
-    refused_by_partition,
     require_size,
     results_in,
 )
-from forebay_client.options import ALL_KEYS, ReadOptions, Time, check, epoch_ms_of
-from forebay_client.partitioned_exchange import PartitionedExchange
+from forebay_client.options import ALL_KEYS, ReadOptions, Time, check, epoch_ms_of, store_path
 from forebay_client.positions import Positions
 from forebay_client.request_identity import Requested, spec_mismatch
 from forebay_client.results import ITEM_TYPES, Answer, Change, Page, answer_of, page_of
-from forebay_client.scattered_page import scattered_page
 from forebay_client.store_changes import Absent, StoreChange, StoreChangesRequest, Values
-from forebay_client.store_paths import store_path
-from forebay_client.target_partition import TargetPartition
 
 REWRITTEN = ("", ".", "..")
 """Key segments that intermediaries rewrite."""
@@ -78,11 +64,6 @@ class ListRequest(Generic[T]):
     def __post_init__(self) -> None:
         check(self.options)
 
-    @property
-    def is_scattered(self) -> bool:
-        """Whether every partition has a part of it."""
-        return self.key is ALL_KEYS and _KINDS[self.kind].lists_all_keys
-
 
 @dataclass(frozen=True)
 class ChangesRequest:
@@ -108,13 +89,11 @@ class ClientReads:
 
     def __init__(
         self,
-        exchange: Exchange | PartitionedExchange,
+        exchange: Exchange,
         specs: dict[str, StoreSpec] | None = None,
         positions: Positions | None = None,
     ) -> None:
         self._exchange = exchange
-        self._workers = exchange if isinstance(exchange, PartitionedExchange) else None
-        """The exchange, if it is partition-aware."""
         self._specs = {} if specs is None else specs
         self._positions = positions
 
@@ -129,17 +108,17 @@ class ClientReads:
         spec = yield from self._spec(store, deadline_ms)
         plain = spec.key_codec.from_json(key)
         parameters = self._parameters(store, options, _partition(spec, plain), as_of=epoch_ms_of("as_of", as_of))
-        requested, target = Requested(store, key, spec.key_codec), self._target(spec, plain)
+        requested = Requested(store, key, spec.key_codec)
         segment = to_segment(spec.key_codec, plain)
         result: Answer | Problem
         if segment in REWRITTEN or len(segment) > _LONGEST_SEGMENT:
             only = BatchKey(0, key_text(key), requested)
-            request = batch_request(store, [only], parameters, target, patient=True)
+            request = batch_request(store, [only], parameters)
             document = yield from self._exchange.ask(request, deadline_ms, _refusal_of_the_only)
             result = _the_only(document)
         else:
             path = f"{store_path(store)}/keys/{segment}"
-            request = Request(path, parameters, requested.mismatch, target=target)
+            request = Request(path, parameters, requested.mismatch)
             try:
                 result = _understood(answer_of, (yield from self._exchange.ask(request, deadline_ms)))
             except UnknownKey as miss:
@@ -166,65 +145,35 @@ class ClientReads:
             except BadKey as problem:
                 problem.members.setdefault("key", key)
                 results[place] = problem
-
-        def read(batch: Sequence[BatchKey], refusal_in: RefusalIn) -> Plan[None]:
-            yield from self._read_batch(store, batch, results, as_of, options, deadline_ms, refusal_in)
-
-        at_once = 1 if self._workers is None else self._workers.at_once
-        refusal_in = no_refusal if self._workers is None else refusal_of_all
-        groups = yield from self._groups(to_read, options, deadline_ms)
-        yield from together([read(batch, refusal_in) for group in groups for batch in batches(group)], at_once)
-        refused = refused_by_partition(to_read, [results[key.place] for key in to_read])
-        yield from together(
-            [read(batch, refusal_of_any) for group in refused for batch in batches(group)], at_once
-        )
-        if not keys:
-            yield from read([], no_refusal)
+        # The options of an empty batch are checked by the server, too.
+        for batch in batches(to_read) if keys else [[]]:
+            found = yield from self._read_batch(store, batch, as_of, options, deadline_ms)
+            for key, result in zip(batch, found, strict=True):
+                self.note(store, result)
+                results[key.place] = result
         return results
 
     def _batch_key(self, spec: StoreSpec, place: int, key: Any) -> BatchKey:
         """A key of a batch; raises ``BadKey``."""
-        target = self._target(spec, spec.key_codec.from_json(key))
-        return require_size(BatchKey(place, key_text(key), Requested(spec.name, key, spec.key_codec), target))
-
-    def _groups(
-        self, keys: list[BatchKey], options: ReadOptions, deadline_ms: float
-    ) -> Plan[list[list[BatchKey]]]:
-        """Keys that may go in one request."""
-        if self._workers is None:
-            return [keys]
-        yield from self._workers.refresh(deadline_ms)
-        return by_worker(keys, options)
+        spec.key_codec.from_json(key)
+        return require_size(BatchKey(place, key_text(key), Requested(spec.name, key, spec.key_codec)))
 
     def _read_batch(
         self,
         store: str,
         batch: Sequence[BatchKey],
-        results: list[Any],
         as_of: Time | None,
         options: ReadOptions,
         deadline_ms: float,
-        refusal_in: RefusalIn,
-    ) -> Plan[None]:
-        """Read the keys of one batch into their places among the results."""
+    ) -> Plan[list[Answer | Problem]]:
+        """The answer or the problem of each key of one batch."""
         parameters = self._parameters(store, options, None, as_of=epoch_ms_of("as_of", as_of))
-        target = batch[0].target if batch else None
-        request = batch_request(store, batch, parameters, target)
-        found: Sequence[Answer | Problem]
-        try:
-            document = yield from self._exchange.ask(request, deadline_ms, refusal_in)
-            found = _understood(results_in, document)
-        except Problem as problem:
-            if target is None or problem.status not in TRANSIENT:
-                raise
-            found = [problem_of({**problem.document(), "key": key.requested.key}) for key in batch]
-        for key, result in zip(batch, found, strict=True):
-            self.note(store, result)
-            results[key.place] = result
+        document = yield from self._exchange.ask(batch_request(store, batch, parameters), deadline_ms)
+        return _understood(results_in, document)
 
     def open(
         self, wanted: ChangesRequest | StoreChangesRequest, last_event_id: str | None
-    ) -> Plan[tuple[Opened, Server, Requested]]:
+    ) -> Plan[tuple[Opened, int, Requested]]:
         """A stream of changes, the server that it is from, and what it must be about; raises ``Problem``.
 
         The last event's id is None before the first; an empty one means that earlier positions no longer apply.
@@ -232,7 +181,7 @@ class ClientReads:
         store, options = wanted.store, wanted.options
         deadline_ms = _deadline(self._exchange, options)
         spec = yield from self._spec(store, deadline_ms)
-        interval, target = {"lag_interval_ms": wanted.lag_interval_ms}, None
+        interval = {"lag_interval_ms": wanted.lag_interval_ms}
         if isinstance(wanted, StoreChangesRequest):
             parameters = self._parameters(store, options, None, **interval, **wanted.parameters(spec))
             path, requested = f"{store_path(store)}/changes", Requested(store)
@@ -242,14 +191,12 @@ class ClientReads:
             if last_event_id == "":
                 parameters["min_position"] = None
             path = f"{_key_path(spec, plain)}/changes"
-            requested, target = Requested(store, wanted.key, spec.key_codec), self._target(spec, plain)
-        request = Request(
-            path, parameters, requested.mismatch, streamed=True, last_event_id=last_event_id, target=target
-        )
+            requested = Requested(store, wanted.key, spec.key_codec)
+        request = Request(path, parameters, requested.mismatch, streamed=True, last_event_id=last_event_id)
         opened, server = yield from self._exchange.open(request, deadline_ms)
         return opened, server, requested
 
-    def turn_from(self, server: Server) -> None:
+    def turn_from(self, server: int) -> None:
         """Ask another server first from now on, unless it is another already."""
         self._exchange.turn_from(server)
 
@@ -263,21 +210,16 @@ class ClientReads:
         """Whether there is another server to turn to."""
         return self._exchange.several
 
-    @property
-    def statuses_elsewhere(self) -> frozenset[int]:
-        """What another server may not answer."""
-        return OF_THE_SERVER if self._workers is None else TRANSIENT
-
     def page(self, wanted: ListRequest[T], cursor: str | None, limit: int) -> Plan[Page[T]]:
         """One page of a list; raises ``Problem``."""
         store, items = wanted.store, _KINDS[wanted.kind].items
         deadline_ms = _deadline(self._exchange, wanted.options)
-        path, partition, requested, target = store_path(store), None, Requested(store), None
+        path, partition, requested = store_path(store), None, Requested(store)
         if wanted.key is not ALL_KEYS:
             spec = yield from self._spec(store, deadline_ms)
             plain = spec.key_codec.from_json(wanted.key)
             partition = _partition(spec, plain)
-            path, target = _key_path(spec, plain), self._target(spec, plain)
+            path = _key_path(spec, plain)
             requested = Requested(store, wanted.key, spec.key_codec)
         start, end = yield from self._bounds(wanted, deadline_ms)
         parameters = self._parameters(
@@ -291,14 +233,10 @@ class ClientReads:
             limit=limit,
             cursor=cursor,
         )
-        if self._workers is not None and wanted.is_scattered:
-            spec = yield from self._spec(store, deadline_ms)
-            document = yield from scattered_page(self._workers, spec, path, items, parameters, deadline_ms)
-        else:
-            body = None if cursor is None else posted_cursor(cursor)
-            parameters["cursor"] = cursor if body is None else None
-            request = Request(f"{path}/{items}", parameters, requested.mismatch, body, target=target)
-            document = yield from self._exchange.ask(request, deadline_ms)
+        body = None if cursor is None else posted_cursor(cursor)
+        parameters["cursor"] = cursor if body is None else None
+        request = Request(f"{path}/{items}", parameters, requested.mismatch, body)
+        document = yield from self._exchange.ask(request, deadline_ms)
         page = _understood(lambda document: page_of(document, items, wanted.kind), document)
         if self._positions is not None:
             for source in page.partitions:
@@ -319,10 +257,6 @@ class ClientReads:
             document = yield from self._exchange.ask(request, deadline_ms)
             spec = self._specs[store] = _understood(StoreSpec.from_document, document)
         return spec
-
-    def _target(self, spec: StoreSpec, plain: bytes) -> TargetPartition | None:
-        """The partition whose workers are asked for a key; None if any server is."""
-        return None if self._workers is None else self._workers.target(spec, plain)
 
     def _parameters(
         self, store: str, options: ReadOptions, partition: int | None, **others: Any
@@ -346,7 +280,7 @@ class ClientReads:
             self._positions.add(store, position)
 
 
-def _deadline(exchange: Exchange | PartitionedExchange, options: ReadOptions) -> float:
+def _deadline(exchange: Exchange, options: ReadOptions) -> float:
     return exchange.deadline(options.get("timeout_ms"), options.get("wait_ms", 0))
 
 

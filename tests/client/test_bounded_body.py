@@ -12,7 +12,7 @@ import uvloop
 
 from forebay.client import AsyncClient, Client
 from forebay.errors import Problem
-from forebay_client.transports import async_pool, shut_down
+from forebay_client.httpx_clients import shut_down
 
 _PAUSE_S = 0.1
 _PIECES = 100
@@ -71,7 +71,7 @@ async def test_an_asynchronous_read_ends_in_time_too(dripping: str) -> None:
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 def test_a_connection_that_is_out_of_step_is_shut_down_in_every_event_loop(dripping: str, run) -> None:
     async def received() -> int:
-        async with httpx.AsyncClient(transport=async_pool(httpx.create_ssl_context())) as http:
+        async with httpx.AsyncClient() as http:
             response = await http.send(http.build_request("GET", dripping), stream=True)
             shut_down(response)
             with pytest.raises(httpx.TransportError):

@@ -84,13 +84,12 @@ def read_in_spark(read: Callable[[Any], Any]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("partition_aware", [False, True])
-def test_a_pickled_client_connects_in_the_other_process(worker, partition_aware):
+def test_a_pickled_client_connects_in_the_other_process(worker):
     url = f"http://{worker[1]}"
-    with Client([url], partition_aware=partition_aware, timeout_ms=30_000) as client:
+    with Client([url], timeout_ms=30_000) as client:
         assert client.get("counts", "k1").value == "k1"
         assert read_in_spark(lambda keys: [client.get("counts", "k1").value, *keys]) == ["k1", "a", "b"]
-    several = AsyncClient((url, url), partition_aware=partition_aware)
+    several = AsyncClient((url, url))
 
     async def read() -> list[Any]:
         async with several:

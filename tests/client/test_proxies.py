@@ -57,6 +57,30 @@ def test_which_proxy_a_server_is_reached_through(environment, variables, url, pr
     assert proxies_of([url]) == ({} if proxy is None else {url: proxy})
 
 
+@pytest.mark.parametrize(
+    ("no_proxy", "exempt", "others"),
+    [
+        ("10.0.0.0/8", ["http://10.1.2.3:8080"], ["http://11.1.2.3", "http://router-1"]),
+        ("2001:db8::/32", ["http://[2001:db8::1]"], ["http://[2001:db9::1]"]),
+        ("192.0.2.7", ["http://192.0.2.7:8080"], ["http://192.0.2.70"]),
+        ("192.0.2.7:80,[2001:db8::1]:80", ["http://192.0.2.7", "http://[2001:db8::1]"], ["http://192.0.2.7:81"]),
+        ("svc.local", ["http://svc.local", "http://router.SVC.local.:80"], ["http://notsvc.local"]),
+        (".svc.local", ["http://router.svc.local"], ["http://svc.local"]),
+        ("*.svc.local", ["http://router.svc.local"], ["http://svc.local"]),
+        ("router-1:8080", ["http://router-1:8080"], ["http://router-1"]),
+        ("router-1:443", ["https://router-1"], ["http://router-1"]),
+        ("other, router-1 ,", ["http://router-1"], ["http://router-2"]),
+        ("router-2,*", ["http://router-1", "http://192.0.2.7"], []),
+        (":80,,10.0.0.0/99", [], ["http://router-1", "http://10.0.0.0"]),
+    ],
+)
+def test_no_proxy_is_read_as_go_reads_it(environment, no_proxy, exempt, others):
+    environment.setenv("ALL_PROXY", "http://p:3128")
+    environment.setenv("NO_PROXY", no_proxy)
+    assert [proxy_of(url) for url in exempt] == [None] * len(exempt)
+    assert all(proxy_of(url) for url in others)
+
+
 def test_a_proxys_password_is_not_said():
     assert str(Proxy("http://me:secret@p:3128", "HTTP_PROXY")) == "the proxy http://p:3128 of HTTP_PROXY"
 

@@ -7,8 +7,8 @@ import pytest
 from forebay.client import AsyncClient, Client
 from forebay.errors import NoReplica
 from forebay_client.proxies import proxy_of
+from forebay_client.server_urls import http_url
 from forebay_client.status_command import status
-from forebay_client.unix_sockets import http_url
 
 SOCKET = "unix:/run/forebay/router.sock"
 

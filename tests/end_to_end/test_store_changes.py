@@ -13,7 +13,7 @@ import pytest
 from forebay.client import Absent, AsyncClient, Client, Reset, StoreChange, StoreLag, Values, Window
 from forebay.errors import BadKey
 from forebay.wire.server_sent_events import Event
-from forebay_client.transports import shut_down
+from forebay_client.httpx_clients import shut_down
 from tests.end_to_end.test_changes import PROBLEM, Follower, document
 from tests.support.cluster import Cluster, running_cluster
 

@@ -12,7 +12,7 @@ from typing import Any
 from forebay.errors import DeadlineExceeded, NoReplica, Problem
 from forebay.lag import Lag, Tolerance, worst_lag
 from forebay.wire.list_bodies import joined_position
-from forebay.wire.scan_pages import ScanPage, first_end, merge, window_end
+from forebay.wire.scan_pages import ScanPage, merge, window_end
 from forebay.wire.scans import Cursor, Scan
 
 FIRST_PAGES_BYTES = 2 << 20
@@ -125,26 +125,14 @@ class ScatteredList:
         if part.page is not None:
             self.lost.append(part)
 
-    def merge(self) -> tuple[list[bytes], Callable[[int], bytes], bytes | None]:
-        """Every current item that no later page can precede, in order; removed from the pages.
-
-        Items, the stored key of each by its place, and the one up to which they are complete, None for the end.
-        """
-        pages = self._pages()
-        return self._merge_to(pages, first_end(pages, reverse=self.scan.reverse))
-
     def merge_some(self) -> tuple[list[bytes], Callable[[int], bytes], bytes | None]:
-        """The same for the first thousands of items, which take no longer than a turn of the event loop."""
-        pages = self._pages()
-        return self._merge_to(pages, window_end(pages, reverse=self.scan.reverse))
+        """The first thousands of current items that no later page can precede, in order; removed from the pages.
 
-    def _pages(self) -> list[ScanPage]:
-        return [part.page for part in self.parts.values() if part.page is not None]
-
-    def _merge_to(
-        self, pages: Iterable[ScanPage], bound: bytes | None
-    ) -> tuple[list[bytes], Callable[[int], bytes], bytes | None]:
-        reverse = self.scan.reverse
+        They take no longer than a turn of the event loop. Returns items, the stored key of each by its place, and
+        the one up to which they are complete, None for the end.
+        """
+        pages, reverse = [part.page for part in self.parts.values() if part.page is not None], self.scan.reverse
+        bound = window_end(pages, reverse=reverse)
         return *merge([page.take_to(bound, reverse=reverse) for page in pages], reverse=reverse), bound
 
     def keeps_bounds(self, tolerance: Tolerance, now_boot_ms: float) -> bool:

@@ -44,11 +44,7 @@ def as_of(answer: HttpAnswer, requested_boot_ms: float, received_boot_ms: float)
     before it read anything.
     """
     found = _WAITED.search(answer.head)
-    return as_of_waited(0 if found is None else int(found[1]), requested_boot_ms, received_boot_ms)
-
-
-def as_of_waited(waited_ms: int, requested_boot_ms: float, received_boot_ms: float) -> float:
-    """The same for an answer whose worker waited for this long."""
+    waited_ms = 0 if found is None else int(found[1])
     begun = requested_boot_ms + waited_ms
     return begun if received_boot_ms - begun > IN_TRANSIT_MS else received_boot_ms
 

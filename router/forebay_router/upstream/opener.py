@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import AnswerTooLarge
-from forebay.happy_eyeballs import Address, AsyncRace, in_turn
 from forebay.networks import Networks
 from forebay.process_identity import IDENTITY_PATH, MOST_IDENTITY_BYTES
 from forebay.streams_metadata import HostInfo
@@ -18,6 +17,7 @@ from forebay.timeouts import running_timeout
 from forebay.wire.answers import HttpAnswer
 from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed, parse_answer
 from forebay_router.upstream.event_upstream import EventUpstream
+from forebay_router.upstream.happy_eyeballs import Address, AsyncRace, in_turn
 from forebay_web.tls import trust
 
 Encryption = Callable[[HostInfo], Mapping[str, Any]]

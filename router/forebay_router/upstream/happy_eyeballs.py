@@ -43,20 +43,13 @@ def in_turn(found: Iterable[Sequence[Any]]) -> list[Address]:
     return list(dict.fromkeys(address for address in alternating if address is not None))
 
 
-def attempt_delay_s(timeout_s: float | None, addresses: int) -> float:
+def attempt_delay_s(timeout_s: float, addresses: int) -> float:
     """How long an address may be silent until the next is tried as well: within the time, all are."""
-    return _ATTEMPT_DELAY_S if timeout_s is None else min(_ATTEMPT_DELAY_S, timeout_s / max(1, addresses))
-
-
-def faults_text(faults: Sequence[Fault]) -> str:
-    """What became of each address."""
-    return "; ".join(f"{address.host}: {fault}" for address, fault in faults)
+    return min(_ATTEMPT_DELAY_S, timeout_s / max(1, addresses))
 
 
 def fault_of(error: BaseException) -> str:
-    """What the system says of a connection that failed; ``anyio`` has it at the end of a chain."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+    """What the system says of a connection that failed."""
     return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
 
 
@@ -71,7 +64,7 @@ class AsyncRace(Generic[T]):
         connect: Callable[[Address], Coroutine[Any, Any, T]],
         close: Callable[[T], Coroutine[Any, Any, None]],
         addresses: Sequence[Address],
-        timeout_s: float | None,
+        timeout_s: float,
     ) -> None:
         self._connect = connect
         self._close = close
@@ -94,11 +87,7 @@ class AsyncRace(Generic[T]):
                     del self._attempts[attempt]
                     return attempt.result()
                 self._faults.append((self._attempts.pop(attempt), fault_of(error)))
-        raise OSError(faults_text(self._faults))
-
-    def faults(self) -> str:
-        """What became of each address that was tried."""
-        return faults_text([*self._faults, *((address, "timed out") for address in self._attempts.values())])
+        raise OSError("; ".join(f"{address.host}: {fault}" for address, fault in self._faults))
 
     async def aclose(self) -> None:
         """End the attempts that are left."""
