@@ -21,7 +21,6 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay.errors import ConfigurationError, ListenAddressInUse, NotReady, SettingError
-from forebay.linux import ask_for_short_slices
 from forebay.listen_addresses import ListenAddress, tcp_addresses
 from forebay.process_identity import IDENTITY_PATH
 from forebay.streams_metadata import HostInfo
@@ -323,7 +322,6 @@ def serve(
     # libuv accepts one connection per socket in a turn of the event loop, and a turn under load is long: hundreds
     # of clients that reconnect at once would wait for seconds. Each duplicate of the socket accepts one more.
     duplicates = [listener.dup() for listener in listeners for _ in range(_ACCEPTED_IN_A_TURN - 1)]
-    ask_for_short_slices()
     HttpServer(config, drain_ms, shutdown_timeout_ms, begin_to_drain, relays, proxy_headers).run(
         sockets=[*listeners, *duplicates]
     )
