@@ -3167,14 +3167,6 @@ MUTANTS: tuple[Mutant, ...] = (
         ("web/test_follower_wakeups.py::test_a_stop_of_the_process_makes_no_pause",),
     ),
     Mutant(
-        "lasting-garbage-never-searched",
-        "all garbage is collected once memory has grown fourfold",
-        "forebay_web.garbage_collection:GarbageCollection.check",
-        "gc.unfreeze()",
-        "pass",
-        ("web/test_garbage_collection.py::test_what_lasts_is_searched_only_with_all",),
-    ),
-    Mutant(
         "damaged-lz4-read",
         "compressed state is checked against its checksums",
         "forebay_tap.spark_checkpoint.compression:_lz4",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import os
 import resource
@@ -26,7 +27,6 @@ from forebay.process_identity import IDENTITY_PATH
 from forebay.streams_metadata import HostInfo
 from forebay.wire.answers import problem_answer
 from forebay_web.application import respond
-from forebay_web.garbage_collection import GarbageCollection
 from forebay_web.limits import Held, Limits
 from forebay_web.proxied_listener import CountingListener, ProxyHeaders
 from forebay_web.proxy_header import Client
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 _ACCEPTED_IN_A_TURN = 8
 _MOST_HANDSHAKE_S = 10.0
+_GARBAGE_THRESHOLDS = (5_000, 20, 50)
+"""New objects less those that went until the newest are searched for cycles, searches until older ones are."""
 
 
 def bind(listen: HostInfo, *, shared: bool = False, only_ipv6: bool = False) -> socket.socket:
@@ -78,6 +80,15 @@ def allow_open_files() -> None:
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def collect_garbage_rarely() -> None:
+    """Never search for cycles what exists at this moment, and seldom what lasts.
+
+    Why: no read is answered during a search.
+    """
+    gc.freeze()
+    gc.set_threshold(*_GARBAGE_THRESHOLDS)
 
 
 def advertised(listen: Iterable[ListenAddress], advertise: HostInfo | None) -> HostInfo:
@@ -182,7 +193,7 @@ class HttpServer(uvicorn.Server):
             if not _listens(listener):
                 await self.lifespan.shutdown()
                 raise cannot_listen(address, OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)))
-        GarbageCollection().begin(asyncio.get_running_loop())
+        collect_garbage_rarely()
 
     async def _serve_direct(self, listeners: Iterable[socket.socket]) -> None:
         """Serve sockets, with TLS those of TCP only; uvicorn would speak it on every socket."""
