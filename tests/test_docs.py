@@ -146,11 +146,10 @@ def test_every_command_has_its_row_and_an_example_that_it_takes(monkeypatch):
 
 
 def test_every_metric_is_documented(cluster):
-    from forebay_console.history import History
+    from forebay_router.app import process_group
     from forebay_router.metrics import RouterMetrics
-    from forebay_router.processes.process_group import ProcessGroupView
     from forebay_router.router import Router
-    from forebay_web.processes.peer_processes import SINGLE_PROCESS
+    from forebay_web.processes.process_slot import SINGLE_PROCESS
 
     cluster.put("counts", {b"a": b"1"})
     address = cluster.start_worker()
@@ -159,9 +158,8 @@ def test_every_metric_is_documented(cluster):
     worker = re.findall(r"^# TYPE (\S+)", httpx.get(f"http://{address}/metrics").text, re.M)
     settings = RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1"}, environment={}))
     running = Router(settings)
-    history = History(None, dict)
-    metrics = asyncio.run(ProcessGroupView(running, RouterMetrics(running), history, SINGLE_PROCESS).metrics())
-    router = [metric.name for metric in metrics.collect()]
+    metrics = asyncio.run(process_group(running, RouterMetrics(running), SINGLE_PROCESS).metrics())
+    router = [metric.name for metric in metrics]
     page = (DOCS / "metrics.md").read_text()
     for name in {*worker, *router}:
         assert f"`{name.removesuffix('_total')}" in page, name

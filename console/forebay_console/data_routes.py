@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, cast
 
@@ -32,7 +32,7 @@ from forebay_console.timeline import Timeline
 from forebay_web.application import respond, responses
 from forebay_web.health.findings import findings_of, gravest_first
 from forebay_web.health.replica_states import ReplicaState, condition, first_replica, in_order_of_reads
-from forebay_web.health.store_counts import StoreCounts, StoreSample
+from forebay_web.health.store_counts import StoreCounts
 from forebay_web.health.survey import Survey, Surveyed
 
 
@@ -94,7 +94,7 @@ class Console:
         process: ConsoleProcess,
         counters: Callable[[], Mapping[str, StoreCounts]] | None = None,
     ) -> Console:
-        """The console of a process; ``counters`` returns its ``StoreCounts`` by store, None if it has none."""
+        """The console of a process; ``counters`` returns ``StoreCounts`` by store, None if it has none."""
         timeline = Timeline()
         survey = Survey(process, timeline.on_survey)
         history = History(
@@ -143,11 +143,8 @@ class Console:
         )
 
 
-_Samples = Callable[[str], Awaitable[Sequence[StoreSample]]]
-
-
-def add_console_routes(app: FastAPI, console: Console, bounds: Bounds | None, samples: _Samples) -> None:
-    """Add the documents; ``samples`` are those of a store, of all processes."""
+def add_console_routes(app: FastAPI, console: Console, bounds: Bounds | None) -> None:
+    """Add the documents."""
 
     def get(
         path: str, operation_id: str, shape: type[Struct], *problems: type[Problem], **parameters: str
@@ -204,7 +201,7 @@ def add_console_routes(app: FastAPI, console: Console, bounds: Bounds | None, sa
         """The last minutes of a store, by second: reads, times, refusals, lag; and the lag of recent answers."""
         after_ms = natural_parameters(request.scope["query_string"], after_ms=0)["after_ms"]
         store = console.process.spec(request.path_params["store"]).name
-        return respond(json_answer(history_answer(store, await samples(store), bounds, after_ms)))
+        return respond(json_answer(history_answer(store, console.history.samples(store), bounds, after_ms)))
 
 
 def _parameter(name: str, text: str) -> dict[str, Any]:

@@ -46,7 +46,9 @@ class History:
         self._rings: dict[str, deque[StoreSample]] = defaultdict(lambda: deque(maxlen=self._kept))
 
     async def run(self) -> None:
-        """Sample each second."""
+        """Sample each second what is counted from now on: a process may continue the counts of another."""
+        if self._counters is not None:
+            self._last = dict(self._counters())
         while True:
             await asyncio.sleep(pause_ms(epoch_ms()) / 1000)
             try:

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import platform
 import signal
 import socket
 import struct
 import sys
 
 _PR_SET_PDEATHSIG = 1
-_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
-"""The system call's number: the C library has no function for it before glibc 2.41."""
-_SCHED_FLAG_RESET_ON_FORK = 1
-_ATTRIBUTES = struct.Struct("=IIQiIQQQ")
-"""``struct sched_attr``: size, policy, flags, niceness, priority, runtime, deadline, period."""
-_SLICE_NS = 100_000
 _CREDENTIALS = struct.Struct("=iII")
 """``struct ucred``: process, user, group."""
 
@@ -36,20 +28,3 @@ def peer_user(connection: socket.socket) -> int | None:
     except OSError:
         return None
     return int(_CREDENTIALS.unpack(credentials)[1])
-
-
-def ask_for_short_slices() -> None:
-    """Ask for time slices of 0.1 ms for this thread, not for those that it starts.
-
-    When it is woken up for a request, it need not wait until another, such as a restore process, has used up a
-    slice of some 3 ms. Its share of the processor stays the same. Kernels before 6.12 take no notice, and a
-    thread that was given another policy keeps it. (Linux's ``Documentation/scheduler/sched-eevdf.rst``.)
-    """
-    call = _SCHED_SETATTR.get(platform.machine())
-    if sys.platform != "linux" or call is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
-        return
-    niceness = os.getpriority(os.PRIO_PROCESS, 0)
-    attributes = _ATTRIBUTES.pack(
-        _ATTRIBUTES.size, os.SCHED_OTHER, _SCHED_FLAG_RESET_ON_FORK, niceness, 0, _SLICE_NS, 0, 0
-    )
-    ctypes.CDLL(None).syscall(ctypes.c_long(call), ctypes.c_long(0), attributes, ctypes.c_long(0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ from forebay.errors import (
     WrongStoreKind,
 )
 from forebay.timeouts import running_timeout
-from forebay.wire.answer_schemas.status import RouterStatus
+from forebay.wire.answer_schemas.status import RouterProcess, RouterStatus
 from forebay.wire.answers import problem_answer
 from forebay.wire.batches import MOST_BODY_BYTES
 from forebay.wire.key_changes import resumed
@@ -42,7 +43,6 @@ from forebay_console.history import Bounds
 from forebay_console.page import add_console_page
 from forebay_router.changes_routes import add_changes_routes
 from forebay_router.metrics import ANSWER_MS, SERVED_BOUNDS, RouterMetrics
-from forebay_router.processes.process_group import ProcessGroupView
 from forebay_router.reads.batches import batch_get
 from forebay_router.reads.key_changes import RoutedChanges
 from forebay_router.reads.keys import read_key
@@ -53,7 +53,9 @@ from forebay_web.client_disconnect import for_client
 from forebay_web.document_routes import add_document_routes
 from forebay_web.hosts import ANY_HOST, AllowedHosts
 from forebay_web.posted_cursor import continued, cursor_of_body
-from forebay_web.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
+from forebay_web.processes.group_metrics import GroupMetrics
+from forebay_web.processes.process_group import ProcessGroup, ProcessReport
+from forebay_web.processes.process_slot import SINGLE_PROCESS, ProcessSlot
 from forebay_web.routes import (
     BATCH_ROUTE,
     CHANGES_ROUTE,
@@ -71,6 +73,7 @@ from forebay_web.tickets import Tickets, ticket_key_of
 
 log = logging.getLogger(__name__)
 
+_CATCH_UP_S = 5.0
 _READ_PROBLEMS: tuple[type[Problem], ...] = (
     BadKey,
     BadParameter,
@@ -108,25 +111,31 @@ def make_app(
     place: ProcessSlot = SINGLE_PROCESS,
 ) -> FastAPI:
     """The application of a router's process, which starts to discover workers when the application starts."""
-    console = Console.of("router", router, metrics.store_counts)
-    whole = ProcessGroupView(router, metrics, console.history.samples, place)
+    whole = process_group(router, metrics, place)
+    console = Console.of("router", router, whole.store_counts)
     tickets = Tickets(ticket_key_of(router.settings.ticket_key_file, place.ticket_key), authenticator)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await router.discovery.start()
-        await whole.peers.start()
-        await whole.catch_up()
-        async with console.running():
-            yield
-        whole.peers.stop()
+        async with whole.reporting():
+            await _catch_up(router, whole)
+            async with console.running():
+                yield
         await router.discovery.stop()
         router.pool.close()
+
+    async def ready() -> Problem | None:
+        return whole.readiness(router.readiness())
+
+    async def status() -> RouterStatus:
+        reports = whole.reports()
+        return router.status([RouterProcess(r.process_id, r.state, r.workers_live) for r in reports])
 
     app = make_application(
         "router",
         cors_allow_origins=router.settings.cors_allow_origins,
-        ready=whole.readiness,
+        ready=ready,
         metrics=whole.metrics,
         authenticator=authenticator,
         tickets=tickets,
@@ -146,10 +155,34 @@ def make_app(
     add_changes_route(app, _CHANGES_PROBLEMS, changes)
     add_changes_routes(app, router, metrics, _CHANGES_PROBLEMS)
     add_ticket_route(app, tickets, router.spec, router.limits)
-    add_document_routes(app, router, whole.status, RouterStatus)
+    add_document_routes(app, router, status, RouterStatus)
     add_console_page(app)
-    add_console_routes(app, console, Bounds(ANSWER_MS, SERVED_BOUNDS), whole.samples)
+    add_console_routes(app, console, Bounds(ANSWER_MS, SERVED_BOUNDS))
     return app
+
+
+def process_group(router: Router, metrics: RouterMetrics, place: ProcessSlot) -> ProcessGroup:
+    """What this process reports to the others of its router, and all of them together."""
+
+    def report() -> ProcessReport:
+        return ProcessReport(
+            process_id=str(os.getpid()),
+            state=router.state,
+            workers_live=sum(map(router.cluster.is_healthy, router.cluster.workers)),
+            stores=metrics.store_counts(),
+        )
+
+    group_metrics = GroupMetrics(place, metrics.steps, "router", "forebay_router_processes")
+    return ProcessGroup(place, "router", report, group_metrics)
+
+
+async def _catch_up(router: Router, whole: ProcessGroup) -> None:
+    """Wait to be ready if another process is, for some seconds at most; before this one listens.
+
+    All share the address, so one that takes the place of another gets its connections from the beginning.
+    """
+    if any(report.state == "ready" for report in whole.reports()):
+        await router.discovery.readied(_CATCH_UP_S)
 
 
 def _endpoint(router: Router, route: ReadRoute, metrics: RouterMetrics) -> Callable[[Request], Any]:

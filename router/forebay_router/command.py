@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -14,10 +13,10 @@ from forebay.cli import settings_options
 from forebay.listen_addresses import tcp_addresses
 from forebay.logs import configure_logs
 from forebay.settings import RouterSettings
-from forebay_router.processes.parent import run_router_processes
+from forebay_router.shared_addresses import reserved
 from forebay_web.listeners import bound, warn_of_anonymous_access
-from forebay_web.processes.parent import RELAYED
-from forebay_web.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
+from forebay_web.processes.parent import RELAYED, run_processes
+from forebay_web.processes.process_slot import SINGLE_PROCESS, ProcessSlot
 from forebay_web.server import Service, allow_open_files, serve
 from forebay_web.tls import listener_tls
 
@@ -32,11 +31,12 @@ def router(values: dict[str, Any]) -> None:
     configure_logs(settings.log_level, settings.log_format)
     if settings.processes == 1:
         run(settings, SINGLE_PROCESS)
-    else:
-        run_router_processes(settings)
+        return
+    with reserved(settings) as listeners:
+        run_processes("router", run, [settings] * settings.processes, listeners)
 
 
-def run(settings: RouterSettings, place: ProcessSlot, inherited: Sequence[socket.socket] = ()) -> None:
+def run(settings: RouterSettings, place: ProcessSlot, *inherited: socket.socket) -> None:
     """Run a router's process until a signal ends it; raises ``ForebayError`` if it cannot start.
 
     One of several listens on the Unix sockets that it has ``inherited``: they have no SO_REUSEPORT.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from time import perf_counter
 from typing import Any
@@ -44,13 +45,14 @@ from forebay_console.page import add_console_page
 from forebay_web.application import HeldResponse, body_of, make_application, respond
 from forebay_web.client_disconnect import for_client
 from forebay_web.document_routes import add_document_routes
-from forebay_web.health.store_counts import StoreSample
 from forebay_web.hosts import ANY_HOST, AllowedHosts
 from forebay_web.large_answers import LargeAnswer
 from forebay_web.large_batches import batch_answer_in_turns, results_by_now
 from forebay_web.limits import Held, Peer
 from forebay_web.posted_cursor import continued, cursor_of_body
-from forebay_web.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
+from forebay_web.processes.group_metrics import GroupMetrics
+from forebay_web.processes.process_group import ProcessGroup, ProcessReport
+from forebay_web.processes.process_slot import SINGLE_PROCESS, ProcessSlot
 from forebay_web.routes import (
     BATCH_ROUTE,
     CHANGES_ROUTE,
@@ -66,7 +68,6 @@ from forebay_web.ticket_routes import add_ticket_route
 from forebay_web.tickets import Tickets, ticket_key_of
 from forebay_worker.changes_routes import add_changes_routes
 from forebay_worker.metrics import WorkerMetrics
-from forebay_worker.processes.process_group import WorkerProcesses
 from forebay_worker.reads.key_changes import KeyChanges
 from forebay_worker.reads.keys import Batched
 from forebay_worker.reads.scans import MOST_PAGE_BYTES
@@ -117,18 +118,17 @@ def make_app(
     """The application of a worker's process, whether started or not."""
 
     console = Console.of("worker", worker)
-    whole = WorkerProcesses(worker, metrics, place)
+    group_metrics = GroupMetrics(place, metrics.steps, "worker", "forebay_processes")
+    whole = ProcessGroup(place, "worker", lambda: _report(worker), group_metrics)
     tickets = Tickets(ticket_key_of(worker.settings.ticket_key_file, place.ticket_key), authenticator)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await whole.peers.start()
-        async with console.running():
+        async with whole.reporting(), console.running():
             yield
-        whole.peers.stop()
 
-    async def samples(store: str) -> list[StoreSample]:
-        return console.history.samples(store)
+    async def ready() -> Problem | None:
+        return whole.readiness(worker.readiness())
 
     async def status() -> WorkerStatus:
         return worker.status(await in_turns(worker.replica_rows()))
@@ -136,7 +136,7 @@ def make_app(
     app = make_application(
         "worker",
         cors_allow_origins=worker.settings.cors_allow_origins,
-        ready=whole.readiness,
+        ready=ready,
         metrics=whole.metrics,
         authenticator=authenticator,
         tickets=tickets,
@@ -158,8 +158,12 @@ def make_app(
     add_ticket_route(app, tickets, worker.spec, worker.limits)
     add_document_routes(app, worker, status, WorkerStatus)
     add_console_page(app)
-    add_console_routes(app, console, None, samples)
+    add_console_routes(app, console, None)
     return app
+
+
+def _report(worker: Worker) -> ProcessReport:
+    return ProcessReport(str(os.getpid()), "ready" if worker.readiness() is None else "not-ready")
 
 
 def _endpoint(worker: Worker, route: ReadRoute, metrics: WorkerMetrics) -> Callable[[Request], Any]:

@@ -14,11 +14,11 @@ from forebay.cli import settings_options
 from forebay.logs import configure_logs
 from forebay.settings import WorkerSettings
 from forebay_web.listeners import bound, warn_of_anonymous_access
-from forebay_web.processes.parent import RELAYED
-from forebay_web.processes.peer_processes import SINGLE_PROCESS, ProcessSlot
+from forebay_web.processes.parent import RELAYED, run_processes
+from forebay_web.processes.process_slot import SINGLE_PROCESS, ProcessSlot
 from forebay_web.server import Service, advertised, allow_open_files, serve
 from forebay_web.tls import listener_tls
-from forebay_worker.processes.parent import run_worker_processes
+from forebay_worker.shares import shares
 from forebay_worker.state.process_directories import unused_state
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def worker(values: dict[str, Any]) -> None:
     if settings.processes == 1:
         run(settings, SINGLE_PROCESS)
     else:
-        run_worker_processes(settings)
+        run_processes("worker", run, shares(settings))
 
 
 _SWITCH_INTERVAL_S = 0.0002

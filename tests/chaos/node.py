@@ -15,7 +15,7 @@ from tests.chaos.clocks import WallClock
 from tests.chaos.disks import Disk
 from tests.chaos.proxy import Proxy
 
-_MEMBER = b"forebay_worker.child"
+_MEMBER = b"forebay_web.processes.child"
 """In the command line of each process of a worker of several."""
 
 

@@ -1,9 +1,11 @@
+import asyncio
+
 import pytest
 
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay_console.answer_schemas import LagBuckets
 from forebay_console.history import Bounds, History, history_answer, pause_ms, quantile
-from forebay_web.health.store_counts import StoreCounts, StoreSample, difference, merged
+from forebay_web.health.store_counts import StoreCounts, StoreSample, difference, total
 
 NO_COUNTS = ((0, 0), (0, 0), (0, 0))
 BOUNDS = Bounds((1, 10), ((0,), (100,), (1_000,)))
@@ -42,17 +44,23 @@ def test_sample_rings_are_bounded_and_end_with_stores():
     assert history.samples("s1")[-1].at_s == 500
 
 
-def test_processes_are_added_up_by_second():
-    one = [StoreSample(1, LAG, counts(4)), StoreSample(2, LAG)]
-    other = [StoreSample(2, LAG, counts(3, refused=1)), StoreSample(3, UNKNOWN_LAG, counts(1))]
-    received = [StoreSample.from_document(sample.document()) for sample in other]
-    assert merged([one, received]) == [
-        StoreSample(1, LAG, counts(4)),
-        StoreSample(2, LAG, counts(3, refused=1)),
-        StoreSample(3, UNKNOWN_LAG, counts(1)),
-    ]
-    [both] = merged([[StoreSample(1, LAG, counts(4))], [StoreSample(1, LAG, counts(3, slow=1, refused=1))]])
-    assert both.counts == StoreCounts(7, {"lag-exceeds-tolerance": 1}, (6, 1, 0), ((6, 0), (6, 0), (6, 0)))
+async def test_what_was_counted_before_the_first_sample_is_in_none():
+    """A process continues the counts of the one that it replaces, perhaps of days."""
+    state = {"s": counts(1_000)}
+    history = History(lambda: state, lambda: {"s": LAG})
+    sampling = asyncio.create_task(history.run())
+    await asyncio.sleep(0)
+    sampling.cancel()
+    state = {"s": counts(1_003)}
+    history.sample(100)
+    assert [sample.counts for sample in history.samples("s")] == [counts(3)]
+
+
+def test_counts_of_several_processes_are_added_up():
+    assert total([counts(4), counts(3, slow=1, refused=1)]) == StoreCounts(
+        7, {"lag-exceeds-tolerance": 1}, (6, 1, 0), ((6, 0), (6, 0), (6, 0))
+    )
+    assert total([]) is None
 
 
 def test_a_quantile_is_linear_within_its_bucket():

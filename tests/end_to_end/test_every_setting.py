@@ -35,7 +35,7 @@ from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_router.cluster.worker_view import Report, WorkerView
 from forebay_router.router import Router
 from forebay_web.limits import Limit, Limits, Peer
-from forebay_web.processes.peer_processes import SINGLE_PROCESS
+from forebay_web.processes.process_slot import SINGLE_PROCESS
 from forebay_web.tickets import verified
 from forebay_worker.app import _wait_ms
 from forebay_worker.group.assignor import AssignmentPolicy

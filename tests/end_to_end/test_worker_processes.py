@@ -133,7 +133,8 @@ def test_any_process_reports_on_the_worker_as_a_whole(served):
         metrics = get(process, "/metrics").text
         assert figure(metrics, "forebay_processes") == figure(metrics, "forebay_processes_answering") == 2
         held = [served.cluster.get(host, "/v1/lags")["lags"] for host in (served.worker, served.second)]
-        roles = re.findall(r'^forebay_replica_role{partition="\d+",role="\w+",store="\w+"} 1\.0$', metrics, re.M)
+        labels = r'partition="\d+",process="[01]",role="\w+",store="\w+"'
+        roles = re.findall(rf"^forebay_replica_role{{{labels}}} 1\.0$", metrics, re.M)
         assert len(roles) == sum(map(len, held)) > len(held[0])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import os
 import resource
@@ -20,13 +21,11 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay.errors import ConfigurationError, ListenAddressInUse, NotReady, SettingError
-from forebay.linux import ask_for_short_slices
 from forebay.listen_addresses import ListenAddress, tcp_addresses
 from forebay.process_identity import IDENTITY_PATH
 from forebay.streams_metadata import HostInfo
 from forebay.wire.answers import problem_answer
 from forebay_web.application import respond
-from forebay_web.garbage_collection import GarbageCollection
 from forebay_web.limits import Held, Limits
 from forebay_web.startup_gate import answer_while_starting, starting_protocol
 from forebay_web.tls_listener import TlsListener
@@ -35,6 +34,8 @@ from forebay_web.unix_listeners import is_unix_listener
 log = logging.getLogger(__name__)
 
 _ACCEPTED_IN_A_TURN = 8
+_GARBAGE_THRESHOLDS = (5_000, 20, 50)
+"""New objects less those that went until the newest are searched for cycles, searches until older ones are."""
 
 
 def bind(listen: HostInfo, *, shared: bool = False, only_ipv6: bool = False) -> socket.socket:
@@ -77,6 +78,15 @@ def allow_open_files() -> None:
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def collect_garbage_rarely() -> None:
+    """Never search for cycles what exists at this moment, and seldom what lasts.
+
+    Why: no read is answered during a search.
+    """
+    gc.freeze()
+    gc.set_threshold(*_GARBAGE_THRESHOLDS)
 
 
 def advertised(listen: Iterable[ListenAddress], advertise: HostInfo | None) -> HostInfo:
@@ -198,7 +208,7 @@ class HttpServer(uvicorn.Server):
             self.servers, self.force_exit = servers, True
             await self.shutdown(sockets)
             raise
-        GarbageCollection().begin(asyncio.get_running_loop())
+        collect_garbage_rarely()
 
     async def _listen(self, listeners: Iterable[socket.socket]) -> None:
         for listener in listeners:
@@ -316,7 +326,6 @@ def serve(
     # libuv accepts one connection per socket in a turn of the event loop, and a turn under load is long: hundreds
     # of clients that reconnect at once would wait for seconds. Each duplicate of the socket accepts one more.
     duplicates = [listener.dup() for listener in listeners for _ in range(_ACCEPTED_IN_A_TURN - 1)]
-    ask_for_short_slices()
     HttpServer(
         config,
         application,

@@ -1,5 +1,3 @@
-import json
-
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import Metric
@@ -7,7 +5,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from forebay.lag import Lag
 from forebay_router.metrics import ServedLag
-from forebay_web.processes.summed_metrics import counted, document_of, metrics_of, summed
+from forebay_web.processes.summed_metrics import counted, decoded, encoded, summed
 
 
 def gauge(name: str, **figures: float) -> Metric:
@@ -62,7 +60,7 @@ def test_summed_histograms_equal_those_of_one_process(answers):
     for store, records, process in answers:
         for counting in (whole, parts[process]):
             counting.observe(store, Lag(records, 1_000, None))
-    reported = [metrics_of(json.loads(json.dumps(document_of(part.collect())))) for part in parts]
+    reported = [decoded(encoded(part.collect())) for part in parts]
     assert [by_sample(metric) for metric in summed(reported)] == [by_sample(metric) for metric in whole.collect()]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from forebay.lag import Lag
 
@@ -26,19 +26,6 @@ class StoreSample(NamedTuple):
     at_s: int
     lag: Lag
     counts: StoreCounts | None = None
-
-    def document(self) -> list[Any]:
-        """The sample for another process of the router."""
-        return [self.at_s, self.lag, self.counts]
-
-    @classmethod
-    def from_document(cls, document: Sequence[Any]) -> StoreSample:
-        """The inverse of ``document``."""
-        at_s, lag, counts = document
-        if counts is None:
-            return cls(at_s, Lag(*lag))
-        reads, problems, answer_ms, served = counts
-        return cls(at_s, Lag(*lag), StoreCounts(reads, problems, tuple(answer_ms), tuple(map(tuple, served))))
 
 
 def difference(now: StoreCounts, before: StoreCounts | None) -> StoreCounts | None:
@@ -75,15 +62,3 @@ def total(counts: Iterable[StoreCounts]) -> StoreCounts | None:
             summed.reads + count.reads, problems, _plus(summed.answer_ms, count.answer_ms), served
         )
     return summed
-
-
-def merged(processes: Iterable[Iterable[StoreSample]]) -> list[StoreSample]:
-    """The samples of several processes of a router, added up by second; the lag is that of the first."""
-    by_second: dict[int, list[StoreSample]] = {}
-    for samples in processes:
-        for sample in samples:
-            by_second.setdefault(sample.at_s, []).append(sample)
-    return [
-        StoreSample(at_s, same[0].lag, total(sample.counts for sample in same if sample.counts is not None))
-        for at_s, same in sorted(by_second.items())
-    ]

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from forebay.event_loop_turns import in_turns
-from forebay_web.processes.peer_processes import ProcessSlot
-from forebay_web.processes.summed_metrics import counted, document_of, metrics_of, summed
+from forebay_web.processes.process_slot import ProcessSlot, date_of, set_date, write_report
+from forebay_web.processes.summed_metrics import counted, decoded, encoded, of_process, summed
+
+_LONGEST_WAIT_S = 1.0
+_POLL_S = 0.01
 
 
 class GroupMetrics:
-    """This process's metrics, on top of its predecessors', and with those of its peers.
+    """This process's metrics, on top of its predecessors', and with those of the other processes.
 
     ``steps`` yields its own, and None for other work. ``name`` is that of the metric that counts the ``tier``'s
     processes.
@@ -32,56 +32,80 @@ class GroupMetrics:
         self._tier = tier
         self._name = name
         # To Prometheus, a counter that went down would look like a restart of all.
-        self._inherited = self._last_reported_by(place.number)
+        self._inherited = counted(self._last_of(place.number))
+        self._written_ns = 0
+        self._writing = asyncio.Lock()
 
-    async def document(self) -> list[Any]:
-        """What a peer is told."""
-        return document_of(await self._counted_here())
+    async def write_if_wanted(self) -> None:
+        """Write the metrics for a process that is scraped since they were last written."""
+        wanted_ns = date_of(self._place.wanted)
+        if wanted_ns > self._written_ns:
+            await self._write(wanted_ns)
 
-    async def together(self, answers: Mapping[int, Any]) -> Collector:
-        """The metrics of all, given the peers' documents, None for one that does not answer.
+    async def together(self) -> list[Metric]:
+        """The metrics of all.
 
-        For that one, counters are given as last reported, and gauges are left out.
+        Of a process that does not write its own in time, counters are given as last written, and gauges are left
+        out.
         """
-        own = await self._counted_here()
-        if not self._place.is_single:
-            # With thousands of replicas this takes a while, in which no read would be answered.
-            own = await asyncio.to_thread(self._with_others, own, answers)
-        answering = 1 + sum(document is not None for document in answers.values())
-        return _CollectedMetrics([*own, *self._processes(answering)])
+        if self._place.is_single:
+            return [*await self._since_start(), *self._processes(1)]
+        wanted_ns = await asyncio.to_thread(self._want)
+        own = await self._write(wanted_ns)
+        await self._wait_for_others(wanted_ns)
+        # With thousands of replicas this takes a while, in which no read would be answered.
+        return await asyncio.to_thread(self._with_others, own, wanted_ns)
 
-    def _with_others(self, own: list[Metric], answers: Mapping[int, Any]) -> list[Metric]:
-        others = [
-            self._last_reported_by(number) if document is None else metrics_of(document)
-            for number, document in answers.items()
-        ]
-        return summed([own, *others])
+    def _want(self) -> int:
+        self._place.wanted.touch()
+        set_date(self._place.wanted, time.monotonic_ns())
+        # As the file system keeps it.
+        return date_of(self._place.wanted)
 
-    async def _counted_here(self) -> list[Metric]:
-        """This process's metrics on top of its predecessors'; saved before they are reported."""
-        found = [metric for metric in await in_turns(self._steps()) if metric is not None]
-        return found if self._place.is_single else await asyncio.to_thread(self._continued, found)
+    async def _write(self, wanted_ns: int) -> list[Metric]:
+        """This process's metrics on top of its predecessors'; written before they are reported."""
+        async with self._writing:
+            found = await self._since_start()
+            self._written_ns = max(wanted_ns, self._written_ns)
+            return await asyncio.to_thread(self._continued, found)
+
+    async def _since_start(self) -> list[Metric]:
+        return [metric for metric in await in_turns(self._steps()) if metric is not None]
 
     def _continued(self, found: list[Metric]) -> list[Metric]:
-        if self._inherited:
-            found = summed([self._inherited, found])
-        # A full disk must not keep the figures from being reported.
-        with contextlib.suppress(OSError):
-            self._keep(counted(found))
-        return found
+        number = self._place.number
+        metrics = summed([self._inherited, [of_process(metric, number) for metric in found]])
+        write_report(self._place.metrics_of(number), encoded(metrics), self._written_ns)
+        return metrics
 
-    def _keep(self, metrics: list[Metric]) -> None:
-        path = self._place.counts_of(self._place.number)
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(document_of(metrics)))
-        new.replace(path)
+    async def _wait_for_others(self, wanted_ns: int) -> None:
+        deadline_s = time.monotonic() + _LONGEST_WAIT_S
+        while any(self._is_awaited(number, wanted_ns) for number in self._place.others):
+            if time.monotonic() >= deadline_s:
+                return
+            await asyncio.sleep(_POLL_S)
 
-    def _last_reported_by(self, number: int) -> list[Metric]:
-        """The counters that a process last reported."""
-        path = self._place.counts_of(number)
-        if self._place.is_single or not path.exists():
+    def _is_awaited(self, number: int, wanted_ns: int) -> bool:
+        return not self._has_written(number, wanted_ns) and not self._place.is_silent(number)
+
+    def _has_written(self, number: int, wanted_ns: int) -> bool:
+        return date_of(self._place.metrics_of(number)) >= wanted_ns
+
+    def _with_others(self, own: list[Metric], wanted_ns: int) -> list[Metric]:
+        others, answering = [], 1
+        for number in self._place.others:
+            is_current = self._has_written(number, wanted_ns)
+            metrics = self._last_of(number)
+            others.append(metrics if is_current else counted(metrics))
+            answering += is_current
+        return [*summed([own, *others]), *self._processes(answering)]
+
+    def _last_of(self, number: int) -> list[Metric]:
+        """The metrics that a slot's processes last wrote."""
+        try:
+            return decoded(self._place.metrics_of(number).read_bytes())
+        except FileNotFoundError:
             return []
-        return metrics_of(json.loads(path.read_text()))
 
     def _processes(self, answering: int) -> Iterator[Metric]:
         for suffix, text, value in (
@@ -91,13 +115,3 @@ class GroupMetrics:
             gauge = GaugeMetricFamily(f"{self._name}{suffix}", text)
             gauge.add_metric([], value)
             yield gauge
-
-
-class _CollectedMetrics(Collector):
-    """Metrics that were collected before."""
-
-    def __init__(self, metrics: Iterable[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        return self._metrics

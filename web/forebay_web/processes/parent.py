@@ -6,27 +6,31 @@ import contextlib
 import logging
 import os
 import pickle
-import queue
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from forebay.errors import ForebayError
 from forebay.settings import RouterSettings, Tier, WorkerSettings
-from forebay_web.processes.peer_processes import ProcessSlot
+from forebay_web.processes.process_slot import ProcessSlot, set_date
 from forebay_web.processes.python_module import module_command, module_environment
 
 log = logging.getLogger(__name__)
 
+Run = Callable[..., None]
+"""Runs a process with its settings, its slot and each listener that it inherits."""
+
 RELAYS = {signal.SIGTERM: signal.SIGUSR1, signal.SIGINT: signal.SIGUSR2}
 """The signals that the parent passes on, and as which.
 
-A terminal interrupts whole process groups, and systemd signals all of a service's processes: with the original
+A terminal interrupts whole process groups, and systemd may signal all of a service's processes: with the original
 signal, a child could not distinguish its parent's from a second one, which would end it at once.
 """
 
@@ -42,82 +46,91 @@ _GRACE_S = 1.0
 """A process ends by itself once its time is over, and says so: it is killed only if it cannot even do that."""
 
 
-@dataclass(frozen=True)
-class ProcessStart:
-    """How one of a tier's processes is started: as ``python -m MODULE``, which gets its settings by
-    ``run_as_child``."""
-
-    tier: Tier
-    module: str
-    settings: RouterSettings | WorkerSettings
-
-
 def run_processes(
-    starts: Sequence[ProcessStart],
-    within_ms: int,
-    reserved: contextlib.AbstractContextManager[Sequence[socket.socket]],
+    tier: Tier,
+    run: Run,
+    settings: Sequence[RouterSettings | WorkerSettings],
+    listeners: Sequence[socket.socket] = (),
 ) -> None:
-    """Run processes until a signal ends them all; they have ``within_ms`` to end.
+    """Run a process with each of the settings until a signal ends them all.
 
-    They inherit the listeners of ``reserved``. Raises ``ForebayError`` if one of them cannot start, or did not end
-    in order.
+    They inherit the listeners. Raises ``ForebayError`` if one of them cannot start, or did not end in order.
     """
-    received = _receive()
-    with contextlib.ExitStack() as stack:
-        listeners = stack.enter_context(reserved)
-        name = starts[0].tier
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"forebay-{name}-")))
-        first = ProcessSlot(0, len(starts), directory)
-        children: list[ManagedProcess] = []
-        try:
-            for number, start in enumerate(starts):
-                children.append(ManagedProcess(start, replace(first, number=number), listeners))
-            _watch(children, received)
-            for listener in listeners:
-                # Connections would wait for this process, which accepts none.
-                listener.close()
-            _end(children, within_ms / 1000 + _GRACE_S, received)
-            unordered = sum(not child.ended_in_order() for child in children)
-        finally:
-            for child in children:
-                child.kill()
+    received: deque[signal.Signals] = deque()
+    for sig in RELAYS:
+        # Not ``sigtimedwait``: a library's thread may get a signal too, which would end the process.
+        signal.signal(sig, lambda number, _: received.append(signal.Signals(number)))
+    with tempfile.TemporaryDirectory(prefix=f"forebay-{tier}-") as directory, contextlib.ExitStack() as stack:
+        first = ProcessSlot(0, len(settings), Path(directory))
+        members: list[_Member] = []
+        for number, of_process in enumerate(settings):
+            members.append(_Member(tier, run, of_process, replace(first, number=number), listeners))
+            stack.callback(members[-1].kill)
+        while not received:
+            time.sleep(_TICK_S)
+            for member in members:
+                member.replace_if_dead()
+        for listener in listeners:
+            # Connections would wait for this process, which accepts none.
+            listener.close()
+        _end(members, received, settings[0].shutdown_timeout_ms / 1000 + _GRACE_S)
+        unordered = sum(not member.ended_in_order() for member in members)
     if unordered:
-        error = ForebayError(f"{unordered} of {len(children)} processes of the {name} did not end in order.")
+        error = ForebayError(f"{unordered} of {len(members)} processes of the {tier} did not end in order.")
         error.exit_status = _MAY_SUCCEED_LATER
         raise error
 
 
+def _end(members: Sequence[_Member], received: deque[signal.Signals], within_s: float) -> None:
+    """Pass signals on until all have ended, for this long at most."""
+    deadline_s = time.monotonic() + within_s
+    while any(member.running for member in members) and time.monotonic() < deadline_s:
+        while received:
+            relay = RELAYS[received.popleft()]
+            # All at once: if one listener closed early, its share of new connections would be refused.
+            for member in members:
+                member.send(relay)
+        time.sleep(_TICK_S)
+
+
 def pause_before_restart_s(lived_s: float, last_pause_s: float) -> float:
-    """How long to wait before replacing a child: longer each time, if none lives for long."""
+    """How long to wait before replacing a process: longer each time, if none lives for long."""
     if lived_s >= _STEADY_AFTER_S:
         return _LEAST_PAUSE_S
     return min(max(2 * last_pause_s, _LEAST_PAUSE_S), _MOST_PAUSE_S)
 
 
-class ManagedProcess:
+class _Member:
     """One of the processes, and its successors after it dies."""
 
-    def __init__(self, start: ProcessStart, place: ProcessSlot, listeners: Sequence[socket.socket]) -> None:
-        self._spec = start
-        self._place = place
+    def __init__(
+        self, tier: Tier, run: Run, settings: Any, place: ProcessSlot, listeners: Sequence[socket.socket]
+    ) -> None:
+        self._tier = tier
+        self._report = place.report_of(place.number)
         self._descriptors = [listener.fileno() for listener in listeners]
+        self._job = pickle.dumps((run, settings, place, os.getpid(), self._descriptors))
         self._pause_s = 0.0
         self._start()
 
     def _start(self) -> None:
         self._started_s = time.monotonic()
         self._restart_s: float | None = None
-        with _blocked():
+        # In a process started meanwhile the signals stay blocked, and it obeys the relays.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, RELAYS)
+        try:
             self._process = subprocess.Popen(
-                module_command(self._spec.module),
+                module_command("forebay_web.processes.child", self._tier),
                 stdin=subprocess.PIPE,
                 env=module_environment(),
                 pass_fds=self._descriptors,
             )
-        assert self._process.stdin is not None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         # One that is already dead is noticed at the next check.
+        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
-            pipe.write(pickle.dumps((self._spec.settings, self._place, os.getpid(), self._descriptors)))
+            pipe.write(self._job)
 
     @property
     def running(self) -> bool:
@@ -125,56 +138,51 @@ class ManagedProcess:
         return self._process.poll() is None
 
     def replace_if_dead(self) -> None:
-        """Replace it once it is dead; raises ``ForebayError`` if none ever came up, as the next would not
-        either."""
-        now_s = time.monotonic()
+        """Replace it some time after its death; raises ``ForebayError`` if none ever came up, as the next would
+        not either."""
         if self.running:
             return
+        now_s = time.monotonic()
         if self._restart_s is None:
-            if not self._place.socket_of(self._place.number).exists():
-                raise self._failed_start()
-            self._pause_s = pause_before_restart_s(now_s - self._started_s, self._pause_s)
-            self._restart_s = now_s + self._pause_s
-            log.error(
-                "process %d of the %s %s; it will be replaced", self._process.pid, self._spec.tier, self._end()
-            )
-        if now_s >= self._restart_s:
+            self._on_death(now_s)
+        elif now_s >= self._restart_s:
             try:
                 self._start()
             except OSError as error:
                 # The others keep serving; it is retried as if it had died.
-                log.error("no process of the %s can be started: %s", self._spec.tier, error)
+                log.error("no process of the %s can be started: %s", self._tier, error)
+
+    def _on_death(self, now_s: float) -> None:
+        if not self._report.exists():
+            raise self._failed_start()
+        # The others need not wait until it is old.
+        set_date(self._report, 0)
+        self._pause_s = pause_before_restart_s(now_s - self._started_s, self._pause_s)
+        self._restart_s = now_s + self._pause_s
+        log.error("process %d of the %s %s; it will be replaced", self._process.pid, self._tier, self._end())
 
     def _failed_start(self) -> ForebayError:
-        """The error that ends the parent. Its status says whether to try again: as the process's does, and after
-        a signal."""
+        """The error that ends the parent; its status says whether to try again, as the process's does."""
         error = ForebayError(
-            f"A process of the {self._spec.tier} {self._end()} before it was up; see its messages above."
+            f"A process of the {self._tier} {self._end()} before it was up; see its messages above."
         )
         if self._process.returncode < 0 or self._process.returncode == _MAY_SUCCEED_LATER:
             error.exit_status = _MAY_SUCCEED_LATER
         return error
 
     def ended_in_order(self) -> bool:
-        """Whether it has ended, and by itself; logs what it did instead."""
-        if self.running:
-            log.error(
-                "process %d of the %s did not end within shutdown_timeout_ms, so it is killed",
-                self._process.pid,
-                self._spec.tier,
-            )
-            return False
+        """Whether it has ended by itself; logs what it did instead."""
         # A second signal ends it at once, as was meant.
-        in_order = self._process.returncode in (0, *(-sig for sig in (*RELAYS, *RELAYED)))
+        in_order = not self.running and self._process.returncode in (0, *(-sig for sig in (*RELAYS, *RELAYED)))
         if not in_order:
-            log.error("process %d of the %s %s", self._process.pid, self._spec.tier, self._end())
+            log.error("process %d of the %s %s", self._process.pid, self._tier, self._end())
         return in_order
 
     def _end(self) -> str:
         status = self._process.returncode
-        if status < 0:
-            return f"was ended by {signal.Signals(-status).name}"
-        return f"ended with status {status}"
+        if status is None:
+            return "did not end within shutdown_timeout_ms, so it is killed"
+        return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
     def send(self, sig: signal.Signals) -> None:
         """Send it a signal, unless it has ended."""
@@ -184,59 +192,3 @@ class ManagedProcess:
         """End it at once."""
         self._process.kill()
         self._process.wait()
-
-
-_Received = queue.SimpleQueue[signal.Signals]
-
-
-def _receive() -> _Received:
-    """Put incoming signals into a queue.
-
-    With handlers, not ``sigtimedwait``: a library's thread may get a signal too, which would end the process.
-    """
-    received: _Received = queue.SimpleQueue()
-    for sig in RELAYS:
-        signal.signal(sig, lambda number, _: received.put(signal.Signals(number)))
-    return received
-
-
-@contextlib.contextmanager
-def _blocked() -> Iterator[None]:
-    """Block the signals for a moment. In a process started meanwhile they stay blocked, and it obeys the
-    relays."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, RELAYS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _watch(children: list[ManagedProcess], received: _Received) -> None:
-    """Replace children that die, until a signal arrives, which is passed on."""
-    while (sig := _next(received)) is None:
-        for child in children:
-            child.replace_if_dead()
-    _relay(sig, children)
-
-
-def _end(children: list[ManagedProcess], within_s: float, received: _Received) -> None:
-    """Wait this long for all to end; pass on signals that arrive meanwhile."""
-    deadline_s = time.monotonic() + within_s
-    while any(child.running for child in children) and time.monotonic() < deadline_s:
-        sig = _next(received)
-        if sig is not None:
-            _relay(sig, children)
-
-
-def _next(received: _Received) -> signal.Signals | None:
-    """The next signal, None if none arrives for a moment."""
-    try:
-        return received.get(timeout=_TICK_S)
-    except queue.Empty:
-        return None
-
-
-def _relay(sig: signal.Signals, children: list[ManagedProcess]) -> None:
-    # All at once: if one listener closed early, its share of new connections would be refused.
-    for child in children:
-        child.send(RELAYS[sig])

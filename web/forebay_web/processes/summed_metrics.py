@@ -1,12 +1,12 @@
-"""The metrics of several processes combined: how they are summed, and how they are sent."""
+"""The metrics of several processes combined: how they are summed, and how they are written."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import Any
 
+import msgspec
 from prometheus_client import Metric
 
 _Combine = Callable[[float, float], float]
@@ -22,13 +22,6 @@ _NOT_SUMMED: dict[str, _Combine] = {
     "forebay_storage_fault": max,
     "forebay_group_generation": max,
     "forebay_build_info": max,
-    "forebay_record_lag": max,
-    "forebay_time_lag_seconds": max,
-    "forebay_open_transaction_seconds": max,
-    "forebay_age_seconds": max,
-    "forebay_replica_role": max,
-    "forebay_replica_failed": max,
-    "forebay_restore_seconds_left": max,
     "forebay_state_disk_size_bytes": max,
     "forebay_state_disk_free_bytes": min,
     "process_start_time_seconds": min,
@@ -59,22 +52,34 @@ def counted(metrics: Iterable[Metric]) -> list[Metric]:
     return [metric for metric in metrics if metric.type in ("counter", "histogram") and not _of_replica(metric)]
 
 
+def of_process(metric: Metric, process: int) -> Metric:
+    """The metric, with the process's number as a label if it is about replicas: two may have one partition's."""
+    if not _of_replica(metric):
+        return metric
+    labelled = Metric(metric.name, metric.documentation, metric.type)
+    for sample in metric.samples:
+        labelled.add_sample(sample.name, {**sample.labels, "process": str(process)}, sample.value)
+    return labelled
+
+
 def _of_replica(metric: Metric) -> bool:
     return any("partition" in sample.labels for sample in metric.samples)
 
 
-def document_of(metrics: Iterable[Metric]) -> list[Any]:
-    """Metrics as a JSON document."""
-    return [
-        [metric.name, metric.documentation, metric.type, [list(sample[:3]) for sample in metric.samples]]
-        for metric in metrics
-    ]
+def encoded(metrics: Iterable[Metric]) -> bytes:
+    """Metrics for another process."""
+    return msgspec.json.encode(
+        [
+            [metric.name, metric.documentation, metric.type, [list(sample[:3]) for sample in metric.samples]]
+            for metric in metrics
+        ]
+    )
 
 
-def metrics_of(document: list[Any]) -> list[Metric]:
-    """The metrics in a document."""
+def decoded(content: bytes) -> list[Metric]:
+    """The inverse of ``encoded``."""
     found = []
-    for name, documentation, kind, samples in document:
+    for name, documentation, kind, samples in msgspec.json.decode(content):
         metric = Metric(name, documentation, kind)
         for sample_name, labels, value in samples:
             metric.add_sample(sample_name, labels, value)

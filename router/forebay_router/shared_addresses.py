@@ -1,4 +1,4 @@
-"""The parent of a router's processes, which share an address.
+"""The addresses that the processes of a router share.
 
 Only they listen on an address of TCP, with SO_REUSEPORT: the kernel spreads connections over the live ones, and
 none waits for a dead one. The parent listens on a Unix socket, and they inherit it: whichever is idle accepts.
@@ -14,19 +14,12 @@ from forebay.listen_addresses import tcp_addresses, unix_addresses
 from forebay.settings import RouterSettings
 from forebay.streams_metadata import HostInfo
 from forebay_web.listeners import bound
-from forebay_web.processes.parent import ProcessStart, run_processes
 from forebay_web.server import bind, cannot_listen
 
 
-def run_router_processes(settings: RouterSettings) -> None:
-    """Run a router of several processes until a signal ends it; raises ``ForebayError`` if it cannot start."""
-    start = ProcessStart("router", "forebay_router.child", settings)
-    run_processes([start] * settings.processes, settings.shutdown_timeout_ms, _reserved(settings))
-
-
 @contextlib.contextmanager
-def _reserved(settings: RouterSettings) -> Iterator[list[socket.socket]]:
-    """The addresses of TCP, claimed, and the Unix sockets that the processes inherit."""
+def reserved(settings: RouterSettings) -> Iterator[list[socket.socket]]:
+    """Claim the addresses of TCP until the end of the block. Yields the Unix sockets, which processes inherit."""
     with contextlib.ExitStack() as stack:
         for address in tcp_addresses(settings.listen):
             stack.enter_context(claim(address))

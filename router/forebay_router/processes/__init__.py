@@ -1,1 +1,0 @@
-"""A router of several processes: their parent, how they find each other, and what they report together."""
