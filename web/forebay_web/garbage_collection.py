@@ -34,7 +34,7 @@ class GarbageCollection:
 
     Or once the process takes twice the memory: a few objects may hold much.
 
-    Python searches what has lasted again and again while it grows, and takes a second for that with ten thousand
+    Python searches what has lasted again and again while it grows, and takes long for that with many
     event streams. It counts what is new less what has gone, so that while all is being replaced it searches
     nothing for long, and then all at once. What has no cycles is freed at once in any case.
     """
