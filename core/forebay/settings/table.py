@@ -355,7 +355,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "max_event_streams",
         "integer",
-        4_096,
+        1_000,
         BOTH,
         "Event streams open at once above which a process answers 429.",
         least=1,
