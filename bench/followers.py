@@ -1,7 +1,6 @@
-"""Single-key reads of a worker and of a router that thousands follow, a whole store each or one key each.
+"""Single-key reads of a worker and of a router that a thousand follow, a whole store each or one key each.
 
-The store that is followed is another one than is read, so that nothing but the process is shared. A follower of a
-key takes two of a router's descriptors: where a process may not have so many open, so many are left out.
+The store that is followed is another one than is read, so that nothing but the process is shared.
 """
 
 from __future__ import annotations
@@ -31,13 +30,12 @@ FOLLOWED = "followed"
 FOLLOWED_KEYS = 200
 RATES = (0, 1_000)
 """Records a second of the store that is followed."""
-COUNTS = (1_000, 10_000)
+FOLLOWERS = 1_000
 KINDS = ("store", "key")
 TIERS = ("worker", "router")
 _READS_PER_SECOND = 1_000
-_MOST_STREAMS = 16_384
-_DESCRIPTORS = {("router", "key"): 2}
-"""That a follower takes of a process, if not one."""
+_MAX_STREAMS = 2_000
+"""One client gets seven eighths of them."""
 _SETTLING_S = 2.0
 _LEAST_RATIO, _MOST_P99_RATIO = 0.7, 3.0
 """Sending pauses for three times as long as it took, so that it takes a quarter."""
@@ -70,7 +68,7 @@ class Round:
 
     figures: dict[tuple[int, int], Figures]
     follower_kb: float
-    """Memory of each of the most followers."""
+    """Memory of each follower."""
 
 
 def followers(effort: Effort) -> list[Row]:
@@ -84,11 +82,6 @@ def followers(effort: Effort) -> list[Row]:
     return [*reads, *(row for tier in TIERS for row in _costs(tier, found[tier, "store"], found[tier, "key"]))]
 
 
-def counts(tier: str, kind: str, descriptors: int) -> list[int]:
-    """How many followers a process can have that may open so many files: of which it keeps a quarter free."""
-    return [count for count in COUNTS if count * _DESCRIPTORS.get((tier, kind), 1) <= descriptors * 3 // 4]
-
-
 def _round(effort: Effort, directory: Path, tier: str, kind: str) -> Round:
     figures: dict[tuple[int, int], Figures] = {}
     with _served(directory, tier) as served:
@@ -96,19 +89,19 @@ def _round(effort: Effort, directory: Path, tier: str, kind: str) -> Round:
             with _changing(served.cluster, rate):
                 figures[0, rate] = _measured(effort, served)
         before_mb = resident_mb(served.pid)
-        for count in counts(tier, kind, allow_open_files()):
-            with following(Followed(served.address, count, _followed_paths(kind))) as clients:
-                for rate in RATES:
-                    with _changing(served.cluster, rate):
-                        figures[count, rate] = _measured(effort, served)
-                assert clients.received().connected == count, "followers were dropped"
-                follower_kb = (resident_mb(served.pid) - before_mb) * 1e3 / count
+        allow_open_files()
+        with following(Followed(served.address, FOLLOWERS, _followed_paths(kind))) as clients:
+            for rate in RATES:
+                with _changing(served.cluster, rate):
+                    figures[FOLLOWERS, rate] = _measured(effort, served)
+            assert clients.received().connected == FOLLOWERS, "followers were dropped"
+            follower_kb = (resident_mb(served.pid) - before_mb) * 1e3 / FOLLOWERS
     return Round(figures, follower_kb)
 
 
 @contextmanager
 def _served(directory: Path, tier: str) -> Iterator[Served]:
-    options = (*OPTIONS, "--max-event-streams", str(_MOST_STREAMS))
+    options = (*OPTIONS, "--max-event-streams", str(_MAX_STREAMS))
     text = topology(4, (STORE, FOLLOWED))
     with deployment(directory, topology_text=text, headers={}, worker_options=options) as cluster:
         rows = records(KEYS)
@@ -179,7 +172,7 @@ def _reads(tier: str, kind: str, rounds: list[Round]) -> Iterator[Row]:
 
 
 def _costs(tier: str, of_store: list[Round], of_key: list[Round]) -> Iterator[Row]:
-    """What one of the most followers of a store takes, beside one of a key."""
+    """What a follower of a store takes, beside one of a key."""
     against = "a follower of a key"
     ours, theirs = (tuple(one.follower_kb for one in rounds) for rounds in (of_store, of_key))
     yield Row(f"{tier}: memory of a follower of a store", "kB", ours, against, theirs)
@@ -190,6 +183,5 @@ def _costs(tier: str, of_store: list[Round], of_key: list[Round]) -> Iterator[Ro
 
 
 def _follower_us(measured: Round, rate: int) -> float:
-    count = max(count for count, of_rate in measured.figures if of_rate == rate)
-    more = measured.figures[count, rate].processor_share - measured.figures[0, rate].processor_share
-    return more / count * 1e6
+    more = measured.figures[FOLLOWERS, rate].processor_share - measured.figures[0, rate].processor_share
+    return more / FOLLOWERS * 1e6

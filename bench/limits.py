@@ -6,7 +6,6 @@ from bench.figures import Row
 
 _OF_A_READ = "of a read's 11 µs the kernel takes 5, RocksDB 1, and some thirty small functions the rest"
 _TAP = "a change takes the tap 3.5 µs in Python, and writing it to the log is part of that"
-_A_TURN = "eight followers are sent theirs in a turn of the loop, which takes 1 to 2 ms"
 _A_QUARTER = "sending takes a quarter of the router's time, and who receives has the same two cores"
 _LIMITS = {
     ("worker, one key, lag attached", "uvicorn, raw ASGI, constant answer"): (
@@ -55,19 +54,9 @@ _LIMITS = {
     ("sink to Kafka, batches of 2,000,000 rows", "foreachBatch to Parquet"): (
         "rows go to Python twice, with Spark's shuffle and sort between"
     ),
-    (
-        "worker, p99 at 1,000 reads/s, beside 10,000 followers of a store with 1,000 records/s",
-        "no followers",
-    ): _A_TURN,
-    ("worker, p99 at 1,000 reads/s, beside 10,000 followers of a key with 0 records/s", "no followers"): _A_TURN,
-    (
-        "worker, p99 at 1,000 reads/s, beside 10,000 followers of a key with 1,000 records/s",
-        "no followers",
-    ): _A_TURN,
     ("tap, 100,000 changes a batch: a batch is in the log", "read by Spark's own source of state"): _TAP,
     ("tap, 2,000,000 changes a batch: a batch is in the log", "read by Spark's own source of state"): _TAP,
     ("router, random keys, beside 1,000 followers of a store with 1,000 records/s", "no followers"): _A_QUARTER,
-    ("router, random keys, beside 10,000 followers of a store with 1,000 records/s", "no followers"): _A_QUARTER,
     ("router, random keys, beside 1,000 followers of a key with 1,000 records/s", "no followers"): _A_QUARTER,
 }
 

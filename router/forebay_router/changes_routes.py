@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
@@ -16,22 +14,20 @@ from forebay_router.router import Router
 from forebay_web.application import respond
 from forebay_web.routes import STORE_CHANGES_ROUTE, Endpoint, add_store_changes_route, crashes_counted
 from forebay_web.store_changes.endpoint import open_stream
+from forebay_web.store_changes.feed import ChangesFeeds
 from forebay_web.store_changes.selection import make_selection
-from forebay_web.store_changes.tail import Tails
-
-_READS_AT_ONCE = 16
 
 
 def add_changes_routes(
     app: FastAPI, router: Router, metrics: RouterMetrics, problems: tuple[type[Problem], ...]
 ) -> None:
     """Add ``GET /v1/stores/{store}/changes``."""
-    endpoint = _stream_endpoint(router, metrics, Tails())
+    endpoint = _stream_endpoint(router, metrics, ChangesFeeds())
     add_store_changes_route(app, problems, crashes_counted(STORE_CHANGES_ROUTE.path, endpoint, metrics.count))
 
 
-def _stream_endpoint(router: Router, metrics: RouterMetrics, tails: Tails) -> Endpoint:
-    route, turns = STORE_CHANGES_ROUTE, asyncio.Semaphore(_READS_AT_ONCE)
+def _stream_endpoint(router: Router, metrics: RouterMetrics, feeds: ChangesFeeds) -> Endpoint:
+    route = STORE_CHANGES_ROUTE
 
     async def endpoint(request: Request) -> Response:
         query, store = request.scope["query_string"], request.path_params["store"]
@@ -39,10 +35,10 @@ def _stream_endpoint(router: Router, metrics: RouterMetrics, tails: Tails) -> En
             parameters = parse_parameters(query, route.parameters)
             spec = parameters.written(router.spec(store))
             selection = make_selection(spec, parameters)
-            source = RoutedSource(router, selection, parameters, query, turns)
+            source = RoutedSource(router, selection, parameters, query)
             timeout_ms = router.timeout_ms(parameters)
             response = await open_stream(
-                request, source, parameters, timeout_ms, tails, router.limits, router.streams
+                request, source, parameters, timeout_ms, feeds, router.limits, router.streams
             )
         except Problem as problem:
             metrics.count(route.path, problem.status, store, problem.name)

@@ -19,11 +19,11 @@ from forebay_web.client_disconnect import for_client
 from forebay_web.routes import STORE_CHANGES_ROUTE, Endpoint, add_store_changes_route, crashes_counted
 from forebay_web.store_changes.cursors import ChangesCursor
 from forebay_web.store_changes.endpoint import open_stream
+from forebay_web.store_changes.feed import ChangesFeeds
 from forebay_web.store_changes.pages import ChangesPage
 from forebay_web.store_changes.requests import CHANGES_MEDIA_TYPE, PagesRequest, encode_outcomes
 from forebay_web.store_changes.selection import KeySelection
 from forebay_web.store_changes.source import PAGE_BYTES, POLLED_PAGE_BYTES
-from forebay_web.store_changes.tail import Tails
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.reads.store_changes import StoreChanges
 from forebay_worker.worker import Worker
@@ -63,13 +63,15 @@ def add_changes_routes(
     """Add ``/v1/stores/{store}/changes``: GET for clients, POST for routers."""
     changes = StoreChanges(worker.admission)
     path = STORE_CHANGES_ROUTE.path
-    stream = crashes_counted(path, _stream_endpoint(worker, metrics, changes, Tails()), metrics.count)
+    stream = crashes_counted(path, _stream_endpoint(worker, metrics, changes, ChangesFeeds()), metrics.count)
     add_store_changes_route(app, problems, stream, worker=True)
     pages = crashes_counted(path, _pages_endpoint(worker, metrics, changes), metrics.count)
     app.router.add_route(path, pages, methods=["POST"], include_in_schema=False)
 
 
-def _stream_endpoint(worker: Worker, metrics: WorkerMetrics, changes: StoreChanges, tails: Tails) -> Endpoint:
+def _stream_endpoint(
+    worker: Worker, metrics: WorkerMetrics, changes: StoreChanges, feeds: ChangesFeeds
+) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
             parameters = parse_parameters(request.scope["query_string"], _PARAMETERS)
@@ -78,7 +80,7 @@ def _stream_endpoint(worker: Worker, metrics: WorkerMetrics, changes: StoreChang
             source = HeldSource(changes, selection, parameters, held)
             timeout_ms = parameters.allowed_ms(worker.settings.request_timeout_ms)
             response = await open_stream(
-                request, source, parameters, timeout_ms, tails, worker.limits, worker.streams
+                request, source, parameters, timeout_ms, feeds, worker.limits, worker.streams
             )
         except Problem as problem:
             response = respond(problem_answer(problem))

@@ -1,15 +1,23 @@
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
 import pytest
 
-from forebay.errors import BadKey, BadParameter
+from forebay.errors import BadKey, BadParameter, Problem
+from forebay.lag import Lag, Tolerance
 from forebay.store_spec import StoreSpec
 from forebay.wire.parameters import STORE_CHANGES_PARAMETERS, parse_parameters
+from forebay.wire.server_sent_events import EventReader
+from forebay_web.event_streams import Events
+from forebay_web.limits import Held, Limit, Peer
 from forebay_web.store_changes.cursors import MOST_ID_CHARACTERS, ChangesCursor, decode_id, encode_id
+from forebay_web.store_changes.feed import ChangesFeeds
+from forebay_web.store_changes.follower import StoreFollower
 from forebay_web.store_changes.pages import ChangesPage
+from forebay_web.store_changes.requests import PagesRequest
 from forebay_web.store_changes.selection import KeySelection, make_selection
-from forebay_web.store_changes.tail import Tails
 from tests.support.cluster import until
 
 LOG, OTHER_LOG, QUERY = b"l" * 8, b"o" * 8, b"q" * 8
@@ -88,6 +96,73 @@ def test_keys_that_are_wrong_are_refused(query, problem):
     assert "body" not in caught.value.detail, "a GET has none"
 
 
+class Replica:
+    """A source with one partition, whose polls answer with what is put to ``news``."""
+
+    def __init__(self) -> None:
+        self.selection = selected("")
+        self.partitions = [0]
+        self.news: asyncio.Queue[ChangesPage] = asyncio.Queue()
+        self.pages_read = 0
+
+    def changed(self, since: int, *items: bytes, reset: bool = False) -> ChangesPage:
+        source = {"partition": 0, "host": "h:1", "position": "", "role": "active", "lag": Lag(0, 0, 0)._asdict()}
+        return ChangesPage(ChangesCursor(LOG, since, since), source, list(items), reset=reset)
+
+    def tolerance(self) -> Tolerance:
+        return Tolerance()
+
+    async def page(self, partition: int, cursor: ChangesCursor | None, *, state: bool) -> ChangesPage:
+        self.pages_read += 1
+        return self.changed(1, b'{"key":"a","value":1}', reset=True)
+
+    async def poll(self, host: str, request: PagesRequest) -> dict[int, ChangesPage | Problem]:
+        return {0: await self.news.get()}
+
+
+@contextlib.asynccontextmanager
+async def followed(replica: Replica, feeds: ChangesFeeds) -> AsyncIterator[Events]:
+    """A follower that was sent the state."""
+    memory = Held(Limit("memory", 1 << 30, "full"), Peer("client"))
+    events = StoreFollower(replica, {}, memory, 60_000, 60_000).events(feeds, "all")
+    async with contextlib.aclosing(events):
+        while "lag" not in await names_of_next(events):
+            pass
+        yield events
+
+
+async def names_of_next(events: Events) -> list[str]:
+    async with asyncio.timeout(20):
+        while (sent := await anext(events)) is None:
+            pass
+    return [event.name for event in EventReader().feed(sent.encode())]
+
+
+async def test_a_partition_that_begins_anew_is_read_again_by_each_follower():
+    """Also by one that has the offset from which the others follow it again: it may be of another history."""
+    replica, feeds = Replica(), ChangesFeeds()
+    async with followed(replica, feeds) as first, followed(replica, feeds) as second:
+        replica.pages_read = 0
+        replica.news.put_nowait(replica.changed(1, reset=True))
+        assert await names_of_next(first) == ["reset", "values"]
+        assert await names_of_next(second) == ["reset", "values"]
+    assert replica.pages_read == 2
+
+
+async def test_pages_for_all_are_within_the_memory_of_feeds(monkeypatch):
+    """Who has not sent one that was dropped reads by itself."""
+    monkeypatch.setattr("forebay_web.store_changes.feed._FEEDS_BYTES", 50)
+    replica, feeds = Replica(), ChangesFeeds()
+    async with followed(replica, feeds) as events:
+        replica.pages_read = 0
+        replica.news.put_nowait(replica.changed(2, b'{"key":"b","value":2}'))
+        assert await names_of_next(events) == ["values"]
+        assert replica.pages_read == 0
+        replica.news.put_nowait(replica.changed(3, b'{"key":"b","value":"%b"}' % (b"2" * 50)))
+        assert await names_of_next(events) == ["reset", "values"]
+    assert replica.pages_read == 1
+
+
 def test_nobody_is_woken_while_nothing_changes():
     """Ten thousand followers of an idle store would take a third of a processor otherwise."""
     page = ChangesPage(ChangesCursor(LOG, 1, 1), {"partition": 0, "host": "h:1"})
@@ -102,8 +177,8 @@ def test_nobody_is_woken_while_nothing_changes():
     async def follow():
         nonlocal changed
         woken: list[int] = []
-        with Tails().joined("q", SimpleNamespace(poll=poll), lambda: woken.append(len(polls))) as tail:
-            tail.follow(0, page)
+        with ChangesFeeds().joined("q", SimpleNamespace(poll=poll), lambda: woken.append(len(polls))) as feed:
+            feed.follow(0, page)
             await until(lambda: len(polls) > 3)
             assert not woken
             changed = True

@@ -9,11 +9,11 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from forebay_web.client_disconnect import left
-from forebay_web.follower_wakeups import paced_ends
+from forebay_web.follower_wakeups import follower_turns
 
 
 class StreamedResponse(StreamingResponse):
-    """Ends once its client has left, a few in each turn of the loop: thousands may leave together.
+    """Ends once its client has left, one in each turn of the loop: thousands may leave together.
 
     The framework's own leaves a hundred objects of each response to the garbage collector.
     """
@@ -36,7 +36,7 @@ class StreamedResponse(StreamingResponse):
 
     def _on_left(self, end: asyncio.Timeout, leaving: asyncio.Task[None]) -> None:
         if not leaving.cancelled():
-            paced_ends().add([partial(self._end, end)])
+            follower_turns().add(partial(self._end, end))
 
     def _end(self, end: asyncio.Timeout) -> None:
         if self._is_sending:

@@ -117,7 +117,7 @@ class TierSettings:
         least=1,
     )
     max_event_streams: int = setting(
-        "Event streams open at once above which a process answers 429.", 4_096, least=1
+        "Event streams open at once above which a process answers 429.", 1_000, least=1
     )
     drain_ms: int = setting("How long listeners stay open after SIGTERM, while not ready.", 5_000)
     shutdown_timeout_ms: int = setting("Longest time from SIGTERM to the process' end.", 25_000, least=1)

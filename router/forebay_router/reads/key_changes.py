@@ -30,7 +30,6 @@ from forebay_router.upstream.credentials import REFUSALS
 from forebay_router.upstream.event_upstream import EventUpstream
 from forebay_router.upstream.pool import WorkerConnections
 from forebay_web.event_streams import Events, problem_event
-from forebay_web.follower_wakeups import paced_wakes
 
 _LEAST_PAUSE_MS = 20.0
 _MOST_PAUSE_MS = 1_000.0
@@ -208,7 +207,6 @@ class _SilenceWatch:
         self._ill_since_boot_ms: float | None = None
         """Since when every check has found the worker ill."""
         self._is_silent = self._has_ended = False
-        self._wakes = paced_wakes()
         self._check_later()
 
     async def next(self) -> Event | None:
@@ -229,7 +227,8 @@ class _SilenceWatch:
         self._timer.cancel()
 
     def _check_later(self) -> None:
-        self._timer = self._wakes.at(self._check, boot_ms() + _HEALTH_CHECK_INTERVAL_MS)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_HEALTH_CHECK_INTERVAL_MS / 1000, self._check)
 
     def _check(self) -> None:
         if self._has_ended:

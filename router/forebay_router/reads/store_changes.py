@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,8 +43,6 @@ class RoutedSource:
     parameters: ReadParameters
     query: bytes
     """As received."""
-    turns: asyncio.Semaphore
-    """Of all clients: thousands that connect at once are served one after the other, and reads in between."""
 
     @property
     def partitions(self) -> Sequence[int]:

@@ -11,7 +11,7 @@ from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient, require_follow
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.server_sent_events import Event
 from forebay_web.event_streams import Events, problem_event
-from forebay_web.follower_wakeups import paced_wakes
+from forebay_web.follower_wakeups import wait_until
 from forebay_web.limits import Peer
 from forebay_worker.reads.bounded_waits import BoundedWaits
 from forebay_worker.reads.keys import Reads
@@ -58,9 +58,6 @@ class KeyChanges:
         self._resuming = resuming
         self._peer = peer
         self._woken = asyncio.Event()
-        self._wakes = paced_wakes()
-        self._timer: asyncio.TimerHandle | None = None
-        """While it waits."""
         self._stale = True
         """Whether the key may have changed since it was read."""
         self._digest: bytes | None = None
@@ -154,29 +151,14 @@ class KeyChanges:
 
     def _on_change(self) -> None:
         self._stale = True
-        if self._timer is None or boot_ms() >= self._due_boot_ms():
-            self._woken.set()
-        else:
-            # It may not be sent yet.
-            self._timer.cancel()
-            self._timer = self._wakes.at(self._woken.set, self._due_boot_ms())
+        self._woken.set()
 
     async def _pause(self) -> None:
         """Sleep until the key has changed and that may be sent, or something else is due."""
         check_boot_ms = boot_ms() + _CHECK_MS
-        while True:
+        sendable_boot_ms = self._changed_boot_ms + _LEAST_BETWEEN_CHANGES_MS
+        if boot_ms() < sendable_boot_ms:
+            await wait_until(asyncio.Event(), sendable_boot_ms)
+        while not self._stale and boot_ms() < min(check_boot_ms, self._lag_due_boot_ms):
             self._woken.clear()
-            self._timer = self._wakes.at(self._woken.set, min(check_boot_ms, self._due_boot_ms()))
-            try:
-                await self._woken.wait()
-            finally:
-                self._timer.cancel()
-                self._timer = None
-            if boot_ms() >= min(check_boot_ms, self._due_boot_ms()):
-                return
-
-    def _due_boot_ms(self) -> float:
-        """When there may be something to send."""
-        if self._stale:
-            return min(self._lag_due_boot_ms, self._changed_boot_ms + _LEAST_BETWEEN_CHANGES_MS)
-        return self._lag_due_boot_ms
+            await wait_until(self._woken, min(check_boot_ms, self._lag_due_boot_ms))

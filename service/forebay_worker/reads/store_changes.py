@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from contextlib import ExitStack
 from functools import partial
 
 from forebay.clock import boot_ms
@@ -11,13 +12,21 @@ from forebay.event_loop_turns import in_turn
 from forebay.lag import Tolerance
 from forebay.wire.key_changes import is_transient
 from forebay.wire.parameters import ReadParameters
+from forebay_web.follower_wakeups import wait_until
 from forebay_web.store_changes.cursors import ChangesCursor
 from forebay_web.store_changes.pages import ChangesPage
 from forebay_web.store_changes.requests import PagesRequest
 from forebay_web.store_changes.selection import KeySelection, make_selection
-from forebay_worker.reads.change_polls import ChangeTicks, Seen
 from forebay_worker.reads.changes_pages import ChangesReads
 from forebay_worker.reads.staleness_check import Admission, Refused
+
+_BETWEEN_READS_MS = 50.0
+"""Twenty values a second of a key are more than anyone can see."""
+_PAUSE_BY_WORK = 3.0
+"""A poll that finds nothing for its query rests for three times as long as it looked: others are busy, too."""
+
+Cursors = dict[int, ChangesCursor]
+Outcomes = dict[int, ChangesPage | Problem]
 
 
 class StoreChanges:
@@ -26,7 +35,6 @@ class StoreChanges:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._reads = ChangesReads(admission)
-        self._ticks = ChangeTicks()
 
     def selection(self, store: str, parameters: ReadParameters) -> KeySelection:
         """What a request follows; raises ``UnknownStore``, ``BadParameter`` or ``BadKey``."""
@@ -70,42 +78,56 @@ class StoreChanges:
 
     async def poll(
         self, selection: KeySelection, parameters: ReadParameters, request: PagesRequest, page_bytes: int
-    ) -> tuple[dict[int, ChangesPage | Problem], float]:
+    ) -> tuple[Outcomes, float]:
         """The changes of some partitions since their cursors, once there are any or the time to wait is over.
 
-        The answer has the partitions with changes, those that cannot be read, those that are due and, at the end
-        of the wait, all; and how long it was waited before they were read. Raises ``Problem`` if the request is at
-        fault.
+        The answer has the partitions with changes, those that cannot be read and, at the end of the wait, all; and
+        how long it was waited before they were read. Raises ``Problem`` if the request is at fault.
         """
         begun = boot_ms()
         until = begun + request.wait_ms
-        page_bytes = min(page_bytes, request.most_bytes)
-        known = sorted(request.cursors.items(), key=lambda item: item[0] not in request.due)
-        cursors = {partition: cursor for partition, cursor in known if cursor is not None}
+        cursors = {partition: cursor for partition, cursor in request.cursors.items() if cursor is not None}
         while True:
-            await self._ticks.wait(self._seen(selection, cursors), until - boot_ms())
+            await self._wait_for_change(selection, cursors, until)
             read_boot_ms = boot_ms()
-            late = read_boot_ms >= until
-            found: dict[int, ChangesPage | Problem] = {}
-            size_bytes = 0
-            for partition, cursor in cursors.items():
-                if size_bytes >= request.most_bytes:
-                    # The others are due, and first, in a later poll.
-                    break
-                if late or self._has_moved(selection, partition, cursor):
-                    outcome = await self._outcome(selection, parameters, partition, cursor, page_bytes)
-                    size_bytes += outcome.size_bytes if isinstance(outcome, ChangesPage) else 0
-                    found[partition] = outcome
-            if late or any(isinstance(one, Problem) or _is_news(one) for one in found.values()):
-                break
+            is_over = read_boot_ms >= until
+            moved = cursors if is_over else self._moved(selection, cursors)
+            found = await self._outcomes(selection, parameters, moved, page_bytes, request.most_bytes)
+            if is_over or any(map(_is_news, found.values())):
+                return found, read_boot_ms - begun
             # What was read has nothing that is followed: the poll continues after it.
-            pages = {partition: one for partition, one in found.items() if isinstance(one, ChangesPage)}
-            cursors.update({partition: page.cursor for partition, page in pages.items()})
-        for partition in request.due & cursors.keys() - found.keys():
-            found[partition] = await self._outcome(
-                selection, parameters, partition, cursors[partition], page_bytes
-            )
-        return found, read_boot_ms - begun
+            cursors |= {number: page.cursor for number, page in found.items() if isinstance(page, ChangesPage)}
+            pause_ms = max(_BETWEEN_READS_MS, _PAUSE_BY_WORK * (boot_ms() - read_boot_ms))
+            await asyncio.sleep(pause_ms / 1000)
+
+    async def _wait_for_change(self, selection: KeySelection, cursors: Cursors, until_boot_ms: float) -> None:
+        woken = asyncio.Event()
+        with ExitStack() as watches:
+            for partition in cursors:
+                replica = self._admission.held(selection.spec, partition)
+                if replica is not None:
+                    watches.enter_context(replica.key_watchers.watching(None, woken.set))
+            # They may have moved before they were watched.
+            if not self._moved(selection, cursors):
+                await wait_until(woken, until_boot_ms)
+
+    async def _outcomes(
+        self,
+        selection: KeySelection,
+        parameters: ReadParameters,
+        cursors: Cursors,
+        page_bytes: int,
+        most_bytes: int,
+    ) -> Outcomes:
+        """Pages until they take about ``most_bytes`` together: the other partitions have a later poll."""
+        found: Outcomes = {}
+        for partition, cursor in cursors.items():
+            outcome = await self._outcome(selection, parameters, partition, cursor, min(page_bytes, most_bytes))
+            found[partition] = outcome
+            most_bytes -= outcome.size_bytes if isinstance(outcome, ChangesPage) else 0
+            if most_bytes <= 0:
+                break
+        return found
 
     async def _outcome(
         self,
@@ -122,15 +144,17 @@ class StoreChanges:
                 raise
             return problem
 
-    def _has_moved(self, selection: KeySelection, partition: int, cursor: ChangesCursor) -> bool:
-        """Whether there may be changes, or the replica is gone."""
-        replica = self._admission.held(selection.spec, partition)
-        return replica is None or replica.view.recent_changes.end != cursor.since
+    def _moved(self, selection: KeySelection, cursors: Cursors) -> Cursors:
+        """The cursors after which there may be changes, or whose replica is gone."""
+        return {
+            partition: cursor
+            for partition, cursor in cursors.items()
+            if (replica := self._admission.held(selection.spec, partition)) is None
+            or replica.view.recent_changes.end != cursor.since
+        }
 
-    def _seen(self, selection: KeySelection, cursors: Mapping[int, ChangesCursor]) -> Seen:
-        held = [(self._admission.held(selection.spec, partition), cursor) for partition, cursor in cursors.items()]
-        return [(replica.view.recent_changes, cursor.since) for replica, cursor in held if replica is not None]
 
-
-def _is_news(page: ChangesPage) -> bool:
-    return bool(page.items or page.gone or page.more or page.reset)
+def _is_news(outcome: ChangesPage | Problem) -> bool:
+    if isinstance(outcome, Problem):
+        return True
+    return bool(outcome.items or outcome.gone or outcome.more or outcome.reset)

@@ -16,8 +16,10 @@ from forebay.wire.server_sent_events import Event, EventReader
 from forebay_web.event_streams import Events
 from forebay_web.limits import Held, Limit, Peer
 from forebay_web.store_changes.cursors import decode_id
+from forebay_web.store_changes.feed import ChangesFeeds
 from forebay_web.store_changes.follower import StoreFollower
-from forebay_web.store_changes.tail import Tails
+from forebay_web.store_changes.pages import ChangesPage
+from forebay_web.store_changes.requests import PagesRequest
 from forebay_worker.changes_routes import HeldSource
 from forebay_worker.reads.store_changes import StoreChanges
 from tests.service.reads.test_changes_pages import Served
@@ -43,7 +45,7 @@ class Clients:
 
     def __init__(self, served: Served) -> None:
         self.source = Source(StoreChanges(served.admission), served.selection, served.parameters, [0])
-        self.tails = Tails()
+        self.feeds = ChangesFeeds()
 
     @contextlib.asynccontextmanager
     async def client(
@@ -53,9 +55,8 @@ class Clients:
         selection = self.source.selection
         cursors = decode_id(last_event_id, selection.digest, selection.partitions) if last_event_id else {}
         follower = StoreFollower(self.source, cursors, memory, lag_interval_ms, timeout_ms)
-        with self.tails.joined("all", self.source, follower.wake) as tail:
-            async with contextlib.aclosing(follower.events(tail)) as events:
-                yield events
+        async with contextlib.aclosing(follower.events(self.feeds, "all")) as events:
+            yield events
         assert memory.amount == 0
 
 
@@ -160,6 +161,33 @@ async def test_a_stream_ends_where_its_partition_is_no_longer_held(tmp_path):
         assert json.loads(problem.data)["type"] == "urn:forebay:problem:not-hosted-here"
         with pytest.raises(StopAsyncIteration):
             await received(events)
+
+
+async def test_a_poll_is_answered_once_what_it_follows_has_changed(tmp_path):
+    served = Served(tmp_path, "prefix=k")
+    changes = StoreChanges(served.admission, 1_000)
+    page = served.page()
+    request = PagesRequest({0: page.cursor}, wait_ms=600_000)
+    polling = asyncio.ensure_future(changes.poll(served.selection, served.parameters, request, 1_000))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        await asyncio.to_thread(served.apply, (b"other", b"1"))
+        await asyncio.to_thread(served.apply, (b"k", b"2"))
+        outcomes, _ = await polling
+    assert isinstance(outcomes[0], ChangesPage)
+    assert outcomes[0].items == [b'{"key":"k","value":2}']
+
+
+async def test_pages_of_a_poll_are_limited_together(tmp_path):
+    """The partitions come first that are named first."""
+    served = Served(tmp_path)
+    cursor = served.page().cursor
+    served.apply((b"k", b"2"))
+    changes = StoreChanges(served.admission, 1_000)
+    for most_bytes, partitions in ((1, [0]), (1_000, [0, 1])):
+        request = PagesRequest(dict.fromkeys([0, 1], cursor), wait_ms=1, most_bytes=most_bytes)
+        outcomes, _ = await changes.poll(served.selection, served.parameters, request, 1_000)
+        assert list(outcomes) == partitions
 
 
 class Page:

@@ -27,6 +27,18 @@ async def test_only_a_changed_keys_watchers_wake():
     assert woken == [("a", threading.get_ident()), ("last", threading.get_ident())]
 
 
+async def test_who_watches_any_key_wakes_at_each_change():
+    """A batch that changes no key, such as a heartbeat, is none."""
+    key_watchers, woken = KeyWatchers(), asyncio.Event()
+    with key_watchers.watching(None, woken.set):
+        key_watchers.wake([])
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not woken.is_set()
+        await asyncio.to_thread(key_watchers.wake, [b"a"])
+        await asyncio.wait_for(woken.wait(), 5)
+
+
 async def test_hot_keys_watchers_wake_in_several_turns():
     """Others have their turn in between."""
     key_watchers = KeyWatchers()

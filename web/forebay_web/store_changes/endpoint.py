@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
-
 from fastapi import Request
 from fastapi.responses import Response
 
 from forebay.wire.parameters import ReadParameters, split_query
-from forebay_web.event_streams import Events, EventStreams
+from forebay_web.event_streams import EventStreams
 from forebay_web.limits import Limits
 from forebay_web.store_changes.cursors import ChangesCursor, decode_id
+from forebay_web.store_changes.feed import ChangesFeeds
 from forebay_web.store_changes.follower import StoreFollower
 from forebay_web.store_changes.selection import KeySelection
 from forebay_web.store_changes.source import Source
-from forebay_web.store_changes.tail import Tails
 
 OF_THE_CLIENT = frozenset({"lag_interval_ms", "timeout_ms", "wait_ms"})
 """Parameters in which followers of the same may differ."""
@@ -25,7 +23,7 @@ async def open_stream(
     source: Source,
     parameters: ReadParameters,
     timeout_ms: int,
-    tails: Tails,
+    feeds: ChangesFeeds,
     limits: Limits,
     streams: EventStreams,
 ) -> Response:
@@ -34,15 +32,7 @@ async def open_stream(
     cursors = _resumed(request.headers.get("last-event-id"), source.selection)
     memory = limits.memory_of(peer)
     follower = StoreFollower(source, cursors, memory, parameters.lag_interval_ms, timeout_ms)
-    return await streams.open(_followed(follower, source, _query(request, source), tails), request.receive, peer)
-
-
-async def _followed(follower: StoreFollower, source: Source, query: object, tails: Tails) -> Events:
-    with tails.joined(query, source, follower.wake) as tail:
-        async with aclosing(follower.events(tail)) as events:
-            async for event in events:
-                yield event
-                del event
+    return await streams.open(follower.events(feeds, _query(request, source)), request.receive, peer)
 
 
 def _query(request: Request, source: Source) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -27,14 +27,13 @@ class PagesRequest:
     """One read of some partitions.
 
     Of one partition with ``state``, the next page of its state is read. Otherwise it is a poll for changes, which
-    waits up to ``wait_ms`` for some; the answer has the partitions that have any, and those that are ``due``. Its
-    pages take about ``most_bytes`` together.
+    waits up to ``wait_ms`` for some; the answer has the partitions that have any, and all at the end of the wait.
+    Partitions are read in the order of the cursors until their pages take about ``most_bytes`` together.
     """
 
     cursors: dict[int, ChangesCursor | None]
     state: bool = False
     wait_ms: int = 0
-    due: frozenset[int] = field(default_factory=frozenset)
     most_bytes: int = MOST_POLL_BYTES
 
     def encode(self) -> bytes:
@@ -42,7 +41,7 @@ class PagesRequest:
         cursors = [
             (partition, None if cursor is None else tuple(cursor)) for partition, cursor in self.cursors.items()
         ]
-        packed: bytes = msgpack.packb((cursors, self.state, self.wait_ms, sorted(self.due), self.most_bytes))
+        packed: bytes = msgpack.packb((cursors, self.state, self.wait_ms, self.most_bytes))
         return json.dumps({"changes": base64.b64encode(packed).decode()}).encode()
 
     @classmethod
@@ -50,7 +49,7 @@ class PagesRequest:
         """The request in a body; raises ``BadRequest``."""
         try:
             packed = base64.b64decode(json.loads(body)["changes"], validate=True)
-            cursors, state, wait_ms, due, most_bytes = msgpack.unpackb(packed)
+            cursors, state, wait_ms, most_bytes = msgpack.unpackb(packed)
             request = cls(
                 {
                     int(partition): None if cursor is None else ChangesCursor(*cursor)
@@ -58,7 +57,6 @@ class PagesRequest:
                 },
                 bool(state),
                 min(int(wait_ms), MOST_WAIT_MS),
-                frozenset(map(int, due)),
                 min(int(most_bytes), MOST_POLL_BYTES),
             )
             known = [cursor for cursor in request.cursors.values() if cursor is not None]
