@@ -15,13 +15,13 @@ import httpx
 
 from forebay.errors import AnswerMismatch, DeadlineExceeded, NoReplica, Problem
 from forebay.listen_addresses import is_unix
+from forebay.wire.answers import OF_THE_SERVER
 from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient
-from forebay.wire.retryable_statuses import OF_THE_SERVER
 from forebay.wire.server_sent_events import EVENTS_MEDIA_TYPE
-from forebay_client.documents import parse_document
 from forebay_client.options import query_string
 from forebay_client.problems import problem_of_response
 from forebay_client.proxies import Proxy
+from forebay_client.results import parse_document
 from forebay_client.server_urls import http_url, server_urls
 
 _TRIES_PER_URL = 2

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from forebay.errors import BadKey, Problem
+from forebay.wire.answers import problem_of
 from forebay.wire.batches import MOST_BODY_BYTES, MOST_KEYS
-from forebay.wire.problems import problem_of
 from forebay_client.exchange import Request
 from forebay_client.options import store_path
 from forebay_client.request_identity import Requested, batch_mismatch

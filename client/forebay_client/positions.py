@@ -6,7 +6,7 @@ import threading
 
 from forebay.errors import PositionOfAnotherLog
 from forebay.position import decode_position, encode_position, later_position
-from forebay.wire.list_bodies import joined_position
+from forebay.wire.scan_pages import joined_position
 from forebay_client import fork_safety
 
 

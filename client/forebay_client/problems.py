@@ -7,7 +7,7 @@ import json
 import httpx
 
 from forebay.errors import Problem
-from forebay.wire.problems import problem_of
+from forebay.wire.answers import problem_of
 
 
 def problem_of_response(response: httpx.Response, via: str = "") -> Problem:

@@ -11,12 +11,10 @@ from forebay.errors import BadParameter, Problem
 from forebay.lag import Lag
 from forebay.store_kinds import STORE_KINDS
 from forebay.store_spec import StoreSpec
-from forebay.wire.answers import ReplicaInfo
-from forebay.wire.problems import problem_of
+from forebay.wire.answers import ReplicaInfo, problem_of
 from forebay.wire.server_sent_events import Event
-from forebay_client.documents import parse_document
 from forebay_client.options import ReadOptions, check, epoch_ms_of
-from forebay_client.results import ITEM_TYPES, Entry, SessionWindow, Window, lag_of, provenance_of
+from forebay_client.results import ITEM_TYPES, Entry, SessionWindow, Window, lag_of, parse_document, provenance_of
 
 Item: TypeAlias = Entry | Window | SessionWindow
 _ITEM_TYPES = {kind.items: ITEM_TYPES[kind.name] for kind in STORE_KINDS.values() if kind.lists_all_keys}

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from forebay.bearer_tokens import TokensFile
 from forebay.errors import Forbidden, SettingError
-from forebay.log_throttle import LogThrottle
+from forebay.logs import LogThrottle
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from typing import Any
 import click
 
 from forebay import __version__
+from forebay.backend_registry import extra_missing
 from forebay.errors import ExtraMissing, ForebayError
-from forebay.extras import extra_missing
 from forebay.file_access import naming_denials
 from forebay.settings import Setting, Tier, load_settings, load_some, settings_for
 from forebay.standard_streams import prepare_streams, print_line

@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 import threading
+import time
 from datetime import UTC, datetime
 from queue import SimpleQueue
 from typing import TextIO
@@ -92,3 +93,24 @@ def configure_logs(level: str, form: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+_QUIET_FOR_S = 60.0
+_MOST_KEPT = 10_000
+
+
+class LogThrottle:
+    """Remembers what was logged: the same is news again after a minute."""
+
+    def __init__(self) -> None:
+        self._logged_at_s: dict[str, float] = {}
+
+    def allow(self, what: str) -> bool:
+        """Whether to log it, in which case it counts as logged."""
+        now = time.monotonic()
+        if now - self._logged_at_s.get(what, -_QUIET_FOR_S) < _QUIET_FOR_S:
+            return False
+        if len(self._logged_at_s) >= _MOST_KEPT:
+            self._logged_at_s.clear()
+        self._logged_at_s[what] = now
+        return True

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from forebay.wire.answer_schemas.reading import read_json
+from forebay.wire.answer_schemas.members import read_json
 
 IDENTITY_PATH = "/v1/identity"
 MOST_IDENTITY_BYTES = 4 << 10

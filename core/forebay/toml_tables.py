@@ -5,12 +5,20 @@ All functions raise ``TopologyError``.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from forebay.errors import TopologyError
-from forebay.spelling import did_you_mean
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
+    """A question with the nearest of the known names, ``otherwise`` if none is near; from 0 to 1, ``cutoff`` says
+    how near."""
+    like = difflib.get_close_matches(name, known, 1, cutoff)
+    return f"did you mean {like[0]!r}?" if like else otherwise
+
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 NAME_RULE = "letters, digits, '.', '_' and '-', not beginning with '.' or '-'"

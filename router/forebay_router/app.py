@@ -41,15 +41,14 @@ from forebay.wire.parameters import ReadParameters, parse_parameters
 from forebay_console.data_routes import Console, add_console_routes
 from forebay_console.history import Bounds
 from forebay_console.page import add_console_page
-from forebay_router.changes_routes import add_changes_routes
 from forebay_router.metrics import ANSWER_MS, SERVED_BOUNDS, RouterMetrics
 from forebay_router.reads.batches import batch_get
 from forebay_router.reads.key_changes import RoutedChanges
 from forebay_router.reads.keys import read_key
 from forebay_router.reads.scatter import Gather, ScanBroken, ScanRefused
+from forebay_router.reads.store_changes import RoutedSource
 from forebay_router.router import Router
 from forebay_web.application import HeldResponse, body_of, make_application, respond
-from forebay_web.client_disconnect import for_client
 from forebay_web.document_routes import add_document_routes
 from forebay_web.hosts import ANY_HOST, AllowedHosts
 from forebay_web.posted_cursor import continued, cursor_of_body
@@ -60,16 +59,53 @@ from forebay_web.routes import (
     BATCH_ROUTE,
     CHANGES_ROUTE,
     READ_ROUTES,
+    STORE_CHANGES_ROUTE,
     Endpoint,
     ReadRoute,
     add_batch_route,
     add_changes_route,
     add_read_route,
+    add_store_changes_route,
     crashes_counted,
 )
-from forebay_web.streamed_response import StreamedResponse
+from forebay_web.store_changes.endpoint import open_stream
+from forebay_web.store_changes.feed import ChangesFeeds
+from forebay_web.store_changes.selection import make_selection
+from forebay_web.streamed_response import StreamedResponse, for_client
 from forebay_web.ticket_routes import add_ticket_route
 from forebay_web.tickets import Tickets, ticket_key_of
+
+
+def add_changes_routes(
+    app: FastAPI, router: Router, metrics: RouterMetrics, problems: tuple[type[Problem], ...]
+) -> None:
+    """Add ``GET /v1/stores/{store}/changes``."""
+    endpoint = _stream_endpoint(router, metrics, ChangesFeeds())
+    add_store_changes_route(app, problems, crashes_counted(STORE_CHANGES_ROUTE.path, endpoint, metrics.count))
+
+
+def _stream_endpoint(router: Router, metrics: RouterMetrics, feeds: ChangesFeeds) -> Endpoint:
+    route = STORE_CHANGES_ROUTE
+
+    async def endpoint(request: Request) -> Response:
+        query, store = request.scope["query_string"], request.path_params["store"]
+        try:
+            parameters = parse_parameters(query, route.parameters)
+            spec = parameters.written(router.spec(store))
+            selection = make_selection(spec, parameters)
+            source = RoutedSource(router, selection, parameters, query)
+            timeout_ms = router.timeout_ms(parameters)
+            response = await open_stream(
+                request, source, parameters, timeout_ms, feeds, router.limits, router.streams
+            )
+        except Problem as problem:
+            metrics.count(route.path, problem.status, store, problem.name)
+            return respond(problem_answer(problem))
+        metrics.count(route.path, response.status_code, store)
+        return response
+
+    return endpoint
+
 
 log = logging.getLogger(__name__)
 

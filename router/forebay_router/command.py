@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from forebay.authentication import make_authenticator
 from forebay.cli import settings_options
-from forebay.listen_addresses import tcp_addresses
+from forebay.listen_addresses import tcp_addresses, unix_addresses
 from forebay.logs import configure_logs
 from forebay.settings import RouterSettings
-from forebay_router.shared_addresses import reserved
+from forebay.streams_metadata import HostInfo
 from forebay_web.listeners import bound, warn_of_anonymous_access
 from forebay_web.processes.parent import RELAYED, run_processes
 from forebay_web.processes.process_slot import SINGLE_PROCESS, ProcessSlot
-from forebay_web.server import Service, allow_open_files, serve
+from forebay_web.server import Service, allow_open_files, bind, cannot_listen, serve
 from forebay_web.tls import listener_tls
+
+
+@contextlib.contextmanager
+def reserved(settings: RouterSettings) -> Iterator[list[socket.socket]]:
+    """Claim the addresses of TCP until the end of the block. Yields the Unix sockets, which processes inherit."""
+    with contextlib.ExitStack() as stack:
+        for address in tcp_addresses(settings.listen):
+            stack.enter_context(claim(address))
+        yield stack.enter_context(bound(unix_addresses(settings.listen), settings.socket_group))
+
+
+def claim(listen: HostInfo) -> socket.socket:
+    """Reserve an address for processes that share it; raises ``ListenAddressInUse``.
+
+    A shared address admits every process of the same user that shares it too. So the parent first binds it
+    exclusively; and while the processes start and none listens yet, an abstract Unix socket, in the same network
+    namespace as the port, keeps out a second router.
+    """
+    with bind(listen) as bound:
+        # The same under any name of the address.
+        host, port = bound.getsockname()[:2]
+    claimed = socket.socket(socket.AF_UNIX)
+    try:
+        claimed.bind(f"\0forebay-router/{host}:{port}")
+    except OSError as error:
+        claimed.close()
+        raise cannot_listen(listen, error) from None
+    return claimed
+
 
 log = logging.getLogger(__name__)
 

@@ -43,7 +43,6 @@ from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
 from forebay_console.data_routes import Console, add_console_routes
 from forebay_console.page import add_console_page
 from forebay_web.application import HeldResponse, body_of, make_application, respond
-from forebay_web.client_disconnect import for_client
 from forebay_web.document_routes import add_document_routes
 from forebay_web.hosts import ANY_HOST, AllowedHosts
 from forebay_web.large_answers import LargeAnswer
@@ -64,6 +63,7 @@ from forebay_web.routes import (
     add_read_route,
     crashes_counted,
 )
+from forebay_web.streamed_response import for_client
 from forebay_web.ticket_routes import add_ticket_route
 from forebay_web.tickets import Tickets, ticket_key_of
 from forebay_worker.changes_routes import add_changes_routes

@@ -15,7 +15,6 @@ from forebay.wire.answers import NO_STORE, HttpAnswer, problem_answer
 from forebay.wire.batches import MOST_BODY_BYTES
 from forebay.wire.parameters import WORKER_PARAMETERS, ReadParameters, parse_parameters
 from forebay_web.application import body_of, respond
-from forebay_web.client_disconnect import for_client
 from forebay_web.routes import STORE_CHANGES_ROUTE, Endpoint, add_store_changes_route, crashes_counted
 from forebay_web.store_changes.cursors import ChangesCursor
 from forebay_web.store_changes.endpoint import open_stream
@@ -24,6 +23,7 @@ from forebay_web.store_changes.pages import ChangesPage
 from forebay_web.store_changes.requests import CHANGES_MEDIA_TYPE, PagesRequest, encode_outcomes
 from forebay_web.store_changes.selection import KeySelection
 from forebay_web.store_changes.source import PAGE_BYTES, POLLED_PAGE_BYTES
+from forebay_web.streamed_response import for_client
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.reads.store_changes import StoreChanges
 from forebay_worker.worker import Worker

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 from forebay.clock import epoch_ms
 from forebay.errors import ChangelogUnreachable
 from forebay.file_events import FileEvents
-from forebay.log_throttle import LogThrottle
+from forebay.logs import LogThrottle
 from forebay.store_spec import StoreSpec
 from forebay_changelog import Changelog, Wake
 from forebay_tap.source_ends import SourceEnds

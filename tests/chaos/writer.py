@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from forebay.clock import boot_ms, epoch_ms
-from forebay.codecs.canonical_json import canonical_json
+from forebay.codecs.keys import canonical_json
 from forebay.position import Position, encode_position, log_digest
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition

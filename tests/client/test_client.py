@@ -40,7 +40,7 @@ from forebay.errors import Problem
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.position import Position, decode_position, encode_position, log_digest
 from forebay.store_spec import StoreSpec
-from forebay.wire.problems import problem_of
+from forebay.wire.answers import problem_of
 from forebay_client.async_connections import AsyncConnections
 from forebay_client.exchange import Close, Exchange, Opened, Pause, Receive, Request, Send
 from forebay_client.key_changes import Following

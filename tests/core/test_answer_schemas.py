@@ -15,7 +15,7 @@ from forebay.wire.answer_schemas.replicas import ReplicaRow
 from forebay.wire.answer_schemas.status import Ceiling, StatusReport
 from forebay.wire.answer_schemas.stores import HostMetadata, StoreDescription
 from forebay.wire.answers import ReplicaInfo
-from forebay.wire.list_routes import SCAN_ROUTES
+from forebay.wire.scans import SCAN_ROUTES
 from forebay_client.results import Answer, ReplicaLag
 
 COUNTERPARTS = [

@@ -1,10 +1,10 @@
-from forebay import log_throttle
-from forebay.log_throttle import LogThrottle
+from forebay import logs
+from forebay.logs import LogThrottle
 
 
 def test_what_was_logged_is_news_again_after_a_minute(monkeypatch):
     now_s = 1_000.0
-    monkeypatch.setattr(log_throttle.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now_s)
     logged = LogThrottle()
     assert [logged.allow(what) for what in ("full", "full", "gone")] == [True, False, True]
     now_s += 59
@@ -14,7 +14,7 @@ def test_what_was_logged_is_news_again_after_a_minute(monkeypatch):
 
 
 def test_ever_new_texts_take_a_bounded_memory(monkeypatch):
-    monkeypatch.setattr(log_throttle, "_MOST_KEPT", 10)
+    monkeypatch.setattr(logs, "_MOST_KEPT", 10)
     logged = LogThrottle()
     assert all(logged.allow(f"port {number}") for number in range(100))
     assert len(logged._logged_at_s) <= 10

@@ -8,7 +8,7 @@ import pytest
 from forebay.store_kinds import STORE_KINDS, StoreKind
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import KeyLayout
-from forebay.wire.list_routes import SCAN_ROUTES
+from forebay.wire.scans import SCAN_ROUTES
 from forebay_changelog.sqlite.compaction import COMPACTABLE
 from forebay_client.query_command import query
 from forebay_client.results import ITEM_TYPES

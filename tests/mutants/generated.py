@@ -12,7 +12,7 @@ from tests.mutants.mutant import FOLDERS, ROOT, NotApplicable, PlantedFault, mod
 
 _TESTED_ELSEWHERE = {
     "forebay.retention": "service/tasks/test_expiry.py",
-    "forebay.store_kinds.expiry_rules": "service/tasks/test_expiry.py",
+    "forebay.store_kinds": "service/tasks/test_expiry.py",
     "forebay_worker.group.current_assignment": "service/group/test_assignor.py",
     "forebay_worker.group.quotas": "service/group/test_assignor.py",
     "forebay_worker.group.target_assignment": "service/group/test_assignor.py",

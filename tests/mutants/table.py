@@ -183,7 +183,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "complete-always-true",
             "a list that lacks a partition is not complete",
-            "forebay.wire.list_bodies:list_tail",
+            "forebay.wire.scan_pages:list_tail",
             'b"false" if absent or unproven else b"true"',
             'b"true"',
             "end_to_end/test_queries.py::test_missing_partition_fails_a_list_unless_partial",
@@ -285,7 +285,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "refusal-is-final",
             "after a 412 the next replica is asked",
-            "forebay.wire.retryable_statuses:FINAL",
+            "forebay.wire.answers:FINAL",
             "{410}",
             "{410, 412}",
             "end_to_end/test_routing.py::test_a_read_that_may_wait_is_answered_by_whoever_need_not",
@@ -427,7 +427,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "restored-file-anywhere",
             "a restored file is ingested only where it begins",
-            "forebay_worker.tasks.sst_ingest:ingest",
+            "forebay_worker.tasks.bulk_restore:ingest",
             "report.position_from == committed.position",
             "True",
             "service/tasks/test_sst_ingest.py::test_a_file_is_ingested_only_where_it_begins",
@@ -603,7 +603,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "unproven-list-is-complete",
             "a list that may lack what its log cannot prove says so",
-            "forebay.wire.list_bodies:list_tail",
+            "forebay.wire.scan_pages:list_tail",
             "absent or unproven",
             "absent",
             "service/reads/test_unproven.py::test_list_says_in_which_range_it_may_lack_windows",
@@ -655,7 +655,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "host-unchecked-on-the-fast-path",
             "the fast path answers no request for another host",
-            "forebay_web.fast_path.hosts:_Addressed.key",
+            "forebay_web.fast_path.guard:_Addressed.key",
             "self._hosts.allows(template.host)",
             "True",
             "end_to_end/test_hosts.py::test_a_name_that_was_rebound_reads_nothing",

@@ -4,7 +4,7 @@ import pytest
 
 from forebay.errors import ListenAddressInUse
 from forebay.streams_metadata import HostInfo
-from forebay_router.shared_addresses import claim
+from forebay_router.command import claim
 from tests.support.cluster import free_port
 
 

@@ -9,7 +9,7 @@ from forebay.errors import SettingError
 from forebay.listen_addresses import parse_listen_address
 from forebay.settings import WorkerSettings, load_settings
 from forebay.streams_metadata import HostInfo
-from forebay_worker.shares import DIVIDED, shares
+from forebay_worker.command import DIVIDED, shares
 
 FLAGS = {"topology": "t.toml", "changelog": "sqlite:///log", "state_dir": "/var/state", "listen": "127.0.0.1:8081"}
 FOUR = WorkerSettings(**load_settings("worker", {**FLAGS, "processes": "4"}, environment={}))

@@ -7,7 +7,7 @@ import pytest
 from forebay.errors import Overloaded
 from forebay_web.forwarding import TrustedProxies
 from forebay_web.limits import Limit, Peer, Peers
-from forebay_web.ticket_parameter import TICKET_HOLDER
+from forebay_web.tickets import TICKET_HOLDER
 
 
 def test_one_peer_leaves_an_eighth_to_others():

@@ -25,7 +25,7 @@ from pathlib import Path
 from fastapi import FastAPI
 from forebay.streams_metadata import HostInfo
 from forebay_web.server import Service, bind, serve
-from forebay_web.startup_gate import starting_protocol
+from forebay_web.server import starting_protocol
 from forebay_web.tls import listener_tls
 from tests.support.serving import limits
 

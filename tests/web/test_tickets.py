@@ -11,8 +11,7 @@ from starlette.types import Receive, Scope, Send
 from forebay.bearer_tokens import TokensFile
 from forebay.errors import Forbidden, Problem, SettingError, Unauthenticated
 from forebay_web.request_guard import Guard, later_refusal
-from forebay_web.ticket_parameter import TicketParameter
-from forebay_web.tickets import TICKET_LIFETIME_MS, Tickets, ticket_key_of
+from forebay_web.tickets import TICKET_LIFETIME_MS, TicketParameter, Tickets, ticket_key_of
 from tests.support.tokens import header_of, token_of
 
 KEY = b"k" * 32

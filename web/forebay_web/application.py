@@ -7,6 +7,8 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from html import escape
+from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -42,13 +44,68 @@ from forebay.wire.answer_schemas.components import components
 from forebay.wire.answers import HttpAnswer, json_answer, problem_answer
 from forebay.wire.batches import MOST_KEY_BYTES, key_too_long
 from forebay.wire.parameters import split_query
-from forebay_web.api_page import add_api_page
 from forebay_web.hosts import AllowedHosts
 from forebay_web.large_answers import LargeAnswer, LargeResponse
 from forebay_web.limits import Held
 from forebay_web.request_guard import OPEN_PATHS, Guard, HostGuard, is_unknown
-from forebay_web.ticket_parameter import TicketParameter
-from forebay_web.tickets import Tickets, followed
+from forebay_web.tickets import TicketParameter, Tickets, followed
+
+_PATH = "/docs"
+_FILES = {
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+    "favicon.png": "image/png",
+}
+"""Those of the package ``fastapi_offline`` that the page needs, and their types."""
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+}
+# Relative, as a proxy may have the API below a path of its own.
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>%s</title>
+<link rel="stylesheet" href="docs/swagger-ui.css">
+<link rel="icon" href="docs/favicon.png">
+</head>
+<body>
+<div id="swagger-ui"></div>
+<script src="docs/swagger-ui-bundle.js"></script>
+<script src="docs/start.js"></script>
+</body>
+</html>
+"""
+_START = """SwaggerUIBundle({
+  url: "openapi.json",
+  dom_id: "#swagger-ui",
+  deepLinking: true,
+  validatorUrl: null,
+});
+"""
+
+
+def add_api_page(app: FastAPI) -> None:
+    """Serve the page and what it loads, none of which is in the OpenAPI document."""
+    _add(app, _PATH, _PAGE % escape(app.title), "text/html")
+    _add(app, f"{_PATH}/start.js", _START, "text/javascript")
+    for name, media_type in _FILES.items():
+        _add(app, f"{_PATH}/{name}", None, media_type)
+
+
+def _add(app: FastAPI, path: str, text: str | None, media_type: str) -> None:
+    def answer() -> Response:
+        content = _asset(path.rpartition("/")[2]) if text is None else text
+        return Response(content, media_type=media_type, headers=_HEADERS)
+
+    app.add_api_route(path, answer, methods=["GET", "HEAD"], include_in_schema=False)
+
+
+def _asset(name: str) -> bytes:
+    return (files("fastapi_offline") / "static" / name).read_bytes()
+
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,9 @@ from starlette.types import Receive, Scope, Send
 
 from forebay.errors import BadRequest, NotReady, Problem
 from forebay.wire.server_sent_events import COMMENT, EVENTS_MEDIA_TYPE, EncodedEvents, Event
-from forebay_web.client_disconnect import left
 from forebay_web.limits import Held, Limit, Peer
 from forebay_web.request_guard import later_refusal
-from forebay_web.streamed_response import StreamedResponse
+from forebay_web.streamed_response import StreamedResponse, left
 
 RETRY_MS = 1_000
 """When a client reconnects to a stream that ended."""

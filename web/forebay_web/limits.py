@@ -17,7 +17,7 @@ from forebay.clock import boot_ms
 from forebay.errors import Overloaded
 from forebay.settings import RouterSettings, WorkerSettings
 from forebay_web.forwarding import TrustedProxies, forwarded_chain
-from forebay_web.ticket_parameter import TICKET_HOLDER
+from forebay_web.tickets import TICKET_HOLDER
 
 _AT = {"requests": 0, "waiting": 1, "memory": 2, "streams": 3, "connections": 4}
 """Where each peer counts what it has of a limit."""

@@ -12,8 +12,7 @@ from forebay.errors import BadRequest, HostNotAllowed, Problem
 from forebay.process_identity import IDENTITY_PATH
 from forebay.wire.answers import problem_answer
 from forebay_web.hosts import AllowedHosts
-from forebay_web.ticket_parameter import TICKET, TICKET_HOLDER
-from forebay_web.tickets import Tickets
+from forebay_web.tickets import TICKET, TICKET_HOLDER, Tickets
 
 OPEN_PATHS = ("/livez", "/readyz", IDENTITY_PATH)
 """Open to all: load balancers and supervisors have no token, and routers send theirs only to whom they know."""

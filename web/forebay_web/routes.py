@@ -16,7 +16,6 @@ from forebay.wire.answer_schemas.components import reference
 from forebay.wire.answer_schemas.reads import BatchAnswer, KeyAnswer, list_answer
 from forebay.wire.batches import MOST_KEYS
 from forebay.wire.key_changes import LAST_EVENT_ID_PARAMETER
-from forebay.wire.list_routes import SCAN_ROUTES, ScanRoute
 from forebay.wire.parameters import (
     ALL_KEYS_SCAN_PARAMETERS,
     CHANGES_PARAMETERS,
@@ -27,6 +26,7 @@ from forebay.wire.parameters import (
     WORKER_PARAMETERS,
     openapi_parameters,
 )
+from forebay.wire.scans import SCAN_ROUTES, ScanRoute
 from forebay.wire.server_sent_events import EVENTS_MEDIA_TYPE
 from forebay_web.application import ANSWER_HEADERS, responses
 from forebay_web.posted_cursor import POSTED_CURSOR_BODY

@@ -24,12 +24,44 @@ from forebay.errors import ConfigurationError, ListenAddressInUse, NotReady, Set
 from forebay.listen_addresses import ListenAddress, tcp_addresses
 from forebay.process_identity import IDENTITY_PATH
 from forebay.streams_metadata import HostInfo
-from forebay.wire.answers import problem_answer
+from forebay.wire.answers import json_answer, problem_answer
 from forebay_web.application import respond
+from forebay_web.fast_path import (
+    FastPathProtocol,
+    KeyHandler,
+    Outcome,
+    RecognisedBatch,
+    RequestTemplate,
+    left_to_slow_path,
+    make_protocol,
+)
 from forebay_web.limits import Held, Limits
-from forebay_web.startup_gate import answer_while_starting, starting_protocol
 from forebay_web.tls_listener import TlsListener
 from forebay_web.unix_listeners import is_unix_listener
+
+_LIVE = json_answer({"live": True})
+
+
+async def answer_while_starting(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application until there is one. Its connections end, since they are not offered to the fast path."""
+    problem = NotReady("The process is starting.", retry_after_s=1)
+    response = respond(_LIVE if scope["path"] == "/livez" else problem_answer(problem))
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)
+
+
+def starting_protocol(limits: Limits) -> type[FastPathProtocol]:
+    """The protocol of connections that are accepted meanwhile, which has nothing answered on the fast path."""
+    return make_protocol(_NoHandlers(), None, lambda: False, limits)
+
+
+class _NoHandlers:
+    def key(self, template: RequestTemplate) -> KeyHandler:
+        return left_to_slow_path
+
+    def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> Outcome:
+        return None
+
 
 log = logging.getLogger(__name__)
 

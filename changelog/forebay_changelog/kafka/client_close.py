@@ -17,7 +17,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError
 from confluent_kafka.admin import AdminClient
 
-from forebay.log_throttle import LogThrottle
+from forebay.logs import LogThrottle
 
 
 class _Once(logging.Filter):

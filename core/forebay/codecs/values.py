@@ -7,7 +7,15 @@ import json
 import struct
 from typing import Protocol
 
-from forebay.codecs.raw_bytes import size_fault, text_to_json, utf8_fault
+from forebay.codecs.keys import (
+    AS_IT_IS_IN_JSON,
+    JsonKey,
+    KeyCodec,
+    StringKey,
+    size_fault,
+    text_to_json,
+    utf8_fault,
+)
 from forebay.json_text import all_json, json_fault
 
 
@@ -104,3 +112,15 @@ def all_fit(codec: ValueCodec, values: list[bytes]) -> bool:
     return (
         all_json(values) if isinstance(codec, JsonValue) else all(codec.fault(value) is None for value in values)
     )
+
+
+def all_to_json(codec: KeyCodec | ValueCodec, plains: list[bytes]) -> tuple[bytes, list[bytes]]:
+    """The JSON text of each, as a form and what to fill it with: ``form % (filling,)``.
+
+    Texts and JSON as a rule are filled in as they are, which takes a fraction of the time.
+    """
+    if isinstance(codec, JsonKey | JsonValue):
+        return b"%b", plains
+    if isinstance(codec, StringKey | StringValue) and not b"".join(plains).translate(None, AS_IT_IS_IN_JSON):
+        return b'"%b"', plains
+    return b"%b", [codec.to_json(plain) for plain in plains]

@@ -11,8 +11,7 @@ from typing import Any
 
 from forebay.errors import DeadlineExceeded, NoReplica, Problem
 from forebay.lag import Lag, Tolerance, worst_lag
-from forebay.wire.list_bodies import joined_position
-from forebay.wire.scan_pages import ScanPage, merge, window_end
+from forebay.wire.scan_pages import ScanPage, joined_position, merge, window_end
 from forebay.wire.scans import Cursor, Scan
 
 FIRST_PAGES_BYTES = 2 << 20

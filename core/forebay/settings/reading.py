@@ -13,8 +13,8 @@ from forebay.errors import SettingError
 from forebay.file_access import cause
 from forebay.listen_addresses import ListenAddress, exposed_addresses, parse_listen_address
 from forebay.settings.table import ENVIRONMENT_PREFIX, SETTINGS, Setting, Tier, settings_for
-from forebay.spelling import did_you_mean
 from forebay.streams_metadata import HostInfo
+from forebay.toml_tables import did_you_mean
 
 _OTHER_VARIABLES = {f"{ENVIRONMENT_PREFIX}{name}" for name in ("URL", "TOKEN")}
 """Those of commands that read from servers."""

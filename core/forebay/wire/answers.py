@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -177,3 +178,40 @@ def json_body(document: Any) -> bytes:
     except UnicodeEncodeError:
         builtins = msgspec.to_builtins(document)
         return json.dumps(builtins, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+_PREFIX = "urn:forebay:problem:"
+_CLASSES = {kind.name: kind for kind in Problem.__subclasses__()}
+_OWN_MEMBERS = ("type", "title", "status", "detail", "retry_after_s")
+
+
+def problem_of(document: Mapping[str, Any], retry_after_s: int | None = None) -> Problem:
+    """The exception for a problem document: the class of its type, else ``Problem`` with the whole document.
+
+    If the document states a lag, the exception has it as ``lag``.
+    """
+    detail = str(document.get("detail", ""))
+    kind = _CLASSES.get(str(document.get("type", "")).removeprefix(_PREFIX))
+    own = _OWN_MEMBERS if kind else ("detail", "retry_after_s")
+    retry_after = document.get("retry_after_s")
+    retry_after_s = retry_after if retry_after_s is None and isinstance(retry_after, int) else retry_after_s
+    members = {name: value for name, value in document.items() if name not in own}
+    problem = (kind or Problem)(detail, retry_after_s=retry_after_s, **members)
+    lag = document.get("lag")
+    if isinstance(lag, Mapping):
+        problem.lag = Lag(*(lag.get(figure) for figure in Lag._fields))
+    return problem
+
+
+WITH_LAG = frozenset({200, 404})
+"""A replica has read the key, and states its lag; bounds do not apply to refusals."""
+AT_FAULT = frozenset({400, 409, 413})
+"""The request cannot be answered, by whichever replica."""
+FINAL = WITH_LAG | AT_FAULT | {410}
+"""No replica would answer otherwise."""
+OF_THE_REPLICA = frozenset({412, 421, 503})
+"""Another replica may answer."""
+OF_THE_SERVER = frozenset({429, 502, 503, 504})
+"""Another server, or this one a moment later, may answer; includes a proxy's own."""
+TRANSIENT = OF_THE_REPLICA | OF_THE_SERVER
+"""A later attempt may be answered."""

@@ -18,7 +18,7 @@ from forebay.streams_metadata import (
     StreamsMetadataState,
 )
 from forebay.task_ids import TopicPartition
-from forebay.wire.answer_schemas.reading import read_values
+from forebay.wire.answer_schemas.members import read_values
 from forebay.wire.answer_schemas.stores import (
     HostMetadata,
     KeyMetadataAnswer,

@@ -8,14 +8,15 @@ import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import msgpack
 
-from forebay.codecs.bulk_json import all_to_json
 from forebay.codecs.keys import from_segment
+from forebay.codecs.values import all_to_json
 from forebay.errors import BadParameter, WrongStoreKind
 from forebay.position import Position, decode_position, most_position_characters
-from forebay.store_kinds import StoreKind
+from forebay.store_kinds import STORE_KINDS, StoreKind
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import (
     END_OF_USER_KEYS,
@@ -26,8 +27,34 @@ from forebay.stored_keys import (
     successor,
 )
 from forebay.unproven import UnprovenRanges
-from forebay.wire.list_routes import ScanRoute
 from forebay.wire.parameters import ReadParameters, parse_time
+
+
+class ScanRoute(NamedTuple):
+    """A list route: the member with its items, the store kind it reads, whether it covers one key."""
+
+    items: str
+    kind: str
+    keyed: bool
+
+    @property
+    def path(self) -> str:
+        """The route's path."""
+        return "/v1/stores/{store}/" + ("keys/{key}/" if self.keyed else "") + self.items
+
+    @property
+    def store_kind(self) -> StoreKind:
+        """The store kind it reads."""
+        return STORE_KINDS[self.kind]
+
+
+SCAN_ROUTES = tuple(
+    ScanRoute(kind.items, kind.name, keyed)
+    for kind in STORE_KINDS.values()
+    for keyed, exists in ((True, kind.lists_each_key), (False, kind.lists_all_keys))
+    if exists
+)
+
 
 SCAN_HEADER = "forebay-scan"
 """Names the scan that a page in frames is of: neither its store nor its bounds are in the page."""

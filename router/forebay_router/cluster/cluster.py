@@ -9,7 +9,7 @@ from typing import Any
 from forebay.clock import boot_ms
 from forebay.errors import PartitionerMismatch, PartitionerMissing, UnknownStore
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Tolerance
-from forebay.log_throttle import LogThrottle
+from forebay.logs import LogThrottle
 from forebay.process_identity import Identity
 from forebay.routing.candidates import Holder
 from forebay.store_spec import StoreSpec, find_partitioner

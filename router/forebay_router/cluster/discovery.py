@@ -14,7 +14,7 @@ from forebay.errors import NotReady
 from forebay.process_identity import IDENTITY_PATH, Identity
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import Generation, HostInfo
-from forebay.wire.answer_schemas.reading import read_json
+from forebay.wire.answer_schemas.members import read_json
 from forebay.wire.answer_schemas.status import StatusReport
 from forebay.wire.answers import HttpAnswer
 from forebay.wire.documents import cluster_map_of

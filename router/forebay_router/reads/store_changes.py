@@ -16,9 +16,8 @@ from forebay.lag import Tolerance
 from forebay.streams_metadata import HostInfo
 from forebay.timeouts import running_timeout
 from forebay.wire.answer_aging import as_of
-from forebay.wire.answers import HttpAnswer
+from forebay.wire.answers import HttpAnswer, problem_of
 from forebay.wire.parameters import ReadParameters, split_query
-from forebay.wire.problems import problem_of
 from forebay_router.reads.replica_read import ask
 from forebay_router.reads.replica_request import ReplicaRequest
 from forebay_router.router import Router

@@ -18,11 +18,19 @@ from forebay.wire.answers import (
     provenance_members,
     replica_info_head,
 )
-from forebay.wire.list_bodies import joined_position, list_head, list_tail, without_unproven
-from forebay.wire.list_routes import ScanRoute
 from forebay.wire.parameters import ReadParameters
-from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE, UNPROVEN, ScanPage, first_end, merging
-from forebay.wire.scans import Cursor, Scan, make_scan, scan_head
+from forebay.wire.scan_pages import (
+    FRAMES_MEDIA_TYPE,
+    UNPROVEN,
+    ScanPage,
+    first_end,
+    joined_position,
+    list_head,
+    list_tail,
+    merging,
+    without_unproven,
+)
+from forebay.wire.scans import Cursor, Scan, ScanRoute, make_scan, scan_head
 from forebay_web.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
 from forebay_worker.reads.misses import why_unproven
 from forebay_worker.reads.staleness_check import Admission, Admitted

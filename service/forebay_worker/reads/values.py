@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from forebay.codecs.bulk_json import all_to_json
+from forebay.codecs.values import all_to_json
 from forebay.errors import BadParameter, NotReady, Problem
-from forebay.log_throttle import LogThrottle
+from forebay.logs import LogThrottle
 from forebay.state_store import StateStore, StoreCorrupted
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import TIME_SIZE, StoredKeys, decode_version, successor

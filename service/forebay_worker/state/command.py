@@ -20,8 +20,7 @@ from forebay.topology_file import load_topology
 from forebay_worker.state.checkpoint_file import CheckpointFile, CheckpointFileError
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import read_content
-from forebay_worker.state.layout import SET_ASIDE, store_path
-from forebay_worker.state.process_directories import processes_with_state, state_dir_of
+from forebay_worker.state.layout import SET_ASIDE, processes_with_state, state_dir_of, store_path
 from forebay_worker.state.relocate import UnfinishedMove, in_flight, plan_for, relocate, settle
 from forebay_worker.state.relocation_plan import Left, Move, Plan, StoreContent, StoreOnDisk
 

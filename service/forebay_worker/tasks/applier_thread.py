@@ -14,7 +14,7 @@ from typing import TypeVar
 from forebay.clock import boot_ms
 from forebay.errors import ForebayError
 from forebay.lag import EndOffset
-from forebay.log_throttle import LogThrottle
+from forebay.logs import LogThrottle
 from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Batch, Changelog, Consumer, Wake

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from forebay.clock import boot_ms
-from forebay.log_throttle import LogThrottle
+from forebay.logs import LogThrottle
 from forebay.state_store import StateStore
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TaskId

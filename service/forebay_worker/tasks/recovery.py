@@ -17,7 +17,7 @@ from pathlib import Path
 from forebay.clock import boot_ms
 from forebay.errors import ChangelogError
 from forebay.lag import EndOffset, EndOffsets
-from forebay.log_throttle import LogThrottle
+from forebay.logs import LogThrottle
 from forebay.state_store import CommittedOffset, StateStore, StoreCorrupted
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Changelog

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from forebay.durations import time_text
 from forebay.lag import Lag
 from forebay.unproven import UnprovenRange
-from forebay_web.health.silent_writers import silent_writers
+from forebay_web.health.survey import silent_writers
 from forebay_worker.tasks.replica_view import ReplicaView
 
 

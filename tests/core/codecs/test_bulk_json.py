@@ -3,9 +3,8 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from forebay.codecs.bulk_json import all_to_json
 from forebay.codecs.keys import KEY_CODECS
-from forebay.codecs.values import VALUE_CODECS
+from forebay.codecs.values import VALUE_CODECS, all_to_json
 from tests.support.drawn_keys import json_keys
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=150)

@@ -3,7 +3,7 @@ import rfc8785
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.codecs.canonical_json import canonical_json
+from forebay.codecs.keys import canonical_json
 
 
 @settings(max_examples=1_000, deadline=None, derandomize=True)

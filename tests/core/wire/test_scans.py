@@ -3,9 +3,8 @@
 import pytest
 
 from forebay.topology_file import parse_topology
-from forebay.wire.list_routes import SCAN_ROUTES
 from forebay.wire.parameters import ReadParameters
-from forebay.wire.scans import make_scan
+from forebay.wire.scans import SCAN_ROUTES, make_scan
 
 STORES = parse_topology(
     {

@@ -15,10 +15,9 @@ from forebay.routing.scattered_list import FIRST_PAGES_BYTES
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo
 from forebay.wire.answers import HttpAnswer, problem_answer
-from forebay.wire.list_routes import SCAN_ROUTES
 from forebay.wire.parameters import ENTRIES_PARAMETERS, parse_parameters
 from forebay.wire.scan_pages import ScanPage
-from forebay.wire.scans import Cursor
+from forebay.wire.scans import SCAN_ROUTES, Cursor
 from forebay_router.reads import scatter
 from forebay_router.reads.refusals import Attempt, late, refusal
 from forebay_router.reads.replica_request import TimedAnswer

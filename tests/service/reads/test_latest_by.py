@@ -8,8 +8,8 @@ import pytest
 from forebay.state_store import CommittedOffset
 from forebay.stored_keys import encode_version
 from forebay.task_ids import TopicPartition
-from forebay.wire.list_routes import SCAN_ROUTES
 from forebay.wire.parameters import ReadParameters
+from forebay.wire.scans import SCAN_ROUTES
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
 from forebay_worker.reads.staleness_check import Refused

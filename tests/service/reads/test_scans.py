@@ -17,9 +17,8 @@ from forebay.event_loop_turns import in_turns
 from forebay.position import Position, encode_position, log_digest
 from forebay.state_store import CommittedOffset
 from forebay.task_ids import TopicPartition
-from forebay.wire.list_routes import SCAN_ROUTES, ScanRoute
 from forebay.wire.parameters import ReadParameters, parse_parameters
-from forebay.wire.scans import Cursor, make_scan
+from forebay.wire.scans import SCAN_ROUTES, Cursor, ScanRoute, make_scan
 from forebay_web.large_answers import LargeAnswer
 from forebay_web.routes import READ_ROUTES
 from forebay_worker.reads import scans

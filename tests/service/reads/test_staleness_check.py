@@ -21,9 +21,8 @@ from forebay.errors import (
 from forebay.lag import UNKNOWN_LAG, Tolerance
 from forebay.position import Position, decode_position, encode_position, log_digest
 from forebay.wire.answers import HttpAnswer
-from forebay.wire.list_routes import SCAN_ROUTES
 from forebay.wire.parameters import ENTRIES_PARAMETERS, KEY_PARAMETERS, ReadParameters, parse_parameters
-from forebay.wire.scans import Cursor, make_scan
+from forebay.wire.scans import SCAN_ROUTES, Cursor, make_scan
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
 from forebay_worker.reads.staleness_check import Admission, Refused

@@ -9,8 +9,8 @@ from forebay.clock import boot_ms
 from forebay.lag import EndOffset
 from forebay.state_store import CommittedOffset
 from forebay.unproven import UnprovenRange
-from forebay.wire.list_routes import SCAN_ROUTES
 from forebay.wire.parameters import parse_parameters
+from forebay.wire.scans import SCAN_ROUTES
 from forebay_changelog import Batch, Heartbeat
 from forebay_changelog.record_headers import heartbeat_key
 from forebay_web.routes import READ_ROUTES

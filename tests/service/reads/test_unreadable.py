@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import HistoryExpired, NotReady, UnknownKey
-from forebay.wire.list_routes import SCAN_ROUTES
 from forebay.wire.parameters import ENTRIES_PARAMETERS, ReadParameters, parse_parameters
+from forebay.wire.scans import SCAN_ROUTES
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.misses import miss
 from forebay_worker.reads.scans import Scans

@@ -2,7 +2,7 @@ import asyncio
 import threading
 from contextlib import ExitStack
 
-from forebay_worker.tasks.key_watchers import KeyWatchers
+from forebay_worker.tasks.replica import KeyWatchers
 
 
 async def test_only_a_changed_keys_watchers_wake():

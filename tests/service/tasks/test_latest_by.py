@@ -26,13 +26,13 @@ from forebay_worker.reads.values import latest_entries, values_of
 from forebay_worker.state.memory import RocksDbMemory
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.tasks.applier_thread import Applier
+from forebay_worker.tasks.bulk_restore import ingest
 from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.record_check import BadRecord
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_events import EndReached, ReplicaEvent
 from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreJob, Restorer
-from forebay_worker.tasks.sst_ingest import ingest
 
 TP = TopicPartition("log", 0)
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "log", 1, latest_by="lsn")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay_worker.tasks import sorted_run
-from forebay_worker.tasks.sorted_run import SortedRun
+from forebay_worker.tasks import restore_process
+from forebay_worker.tasks.restore_process import SortedRun
 
 KEYS = st.one_of(st.binary(max_size=5), st.integers(0, 999).map(lambda n: b"common-%03d" % n))
 CHANGES = st.lists(st.dictionaries(KEYS, st.none() | st.binary(max_size=2), max_size=40), max_size=12)
@@ -16,12 +16,12 @@ CHANGES = st.lists(st.dictionaries(KEYS, st.none() | st.binary(max_size=2), max_
 @pytest.fixture(autouse=True)
 def few_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that some tens of keys meet."""
-    monkeypatch.setattr(sorted_run, "_ENOUGH_TO_JUDGE", 10)
-    monkeypatch.setattr(sorted_run, "_FEWEST_PARTS", 4)
-    monkeypatch.setattr(sorted_run, "_MOST_PARTS", 12)
+    monkeypatch.setattr(restore_process, "_ENOUGH_TO_JUDGE", 10)
+    monkeypatch.setattr(restore_process, "_FEWEST_PARTS", 4)
+    monkeypatch.setattr(restore_process, "_MOST_PARTS", 12)
 
 
-def gathered(some: list[dict[bytes, bytes | None]]) -> list[list[sorted_run.Change]]:
+def gathered(some: list[dict[bytes, bytes | None]]) -> list[list[restore_process.Change]]:
     gathering = SortedRun()
     for changes in some:
         gathering.add(changes)

@@ -28,7 +28,7 @@ from forebay_web.fast_path import (
     make_protocol,
 )
 from forebay_web.fast_path.protocol import FastPathProtocol
-from forebay_web.fast_path.slow_peer import SlowPeerWatch
+from forebay_web.fast_path.slow_path import SlowPeerWatch
 from forebay_web.limits import Limits
 from tests.support.cluster import until
 
@@ -312,7 +312,7 @@ async def test_answers_that_wait_for_an_earlier_one_are_counted_until_they_are_s
 
 
 async def test_stalled_peer_is_closed_and_a_slow_one_is_not(monkeypatch):
-    monkeypatch.setattr("forebay_web.fast_path.slow_peer._MOST_STALL_S", 0.3)
+    monkeypatch.setattr("forebay_web.fast_path.slow_path._MOST_STALL_S", 0.3)
     loop = asyncio.get_running_loop()
     # More than the kernel takes, of which it says nothing before a third of it is gone.
     kind = bound(lambda segment, protocol: HttpAnswer(200, b"", b"x" * LARGE))
@@ -390,7 +390,7 @@ async def some(scope: Any, receive: Any, send: Any) -> None:
 )
 async def test_stalled_peer_does_not_keep_a_connection_open(monkeypatch, request_, closing):
     """An idle or ending connection is closed although a little of the answer is unsent."""
-    monkeypatch.setattr("forebay_web.fast_path.slow_peer._MOST_STALL_S", 0.2)
+    monkeypatch.setattr("forebay_web.fast_path.slow_path._MOST_STALL_S", 0.2)
     loop = asyncio.get_running_loop()
     config, state, lifespan = wiring(some, timeout_keep_alive=0.1 if closing == "when idle" else 60)
     kind = bound(lambda segment, protocol: HttpAnswer(200, b"", b"x" * 60_000))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from forebay.lag import Lag
-from forebay_web.health.silent_writers import silent_writers
+from forebay_web.health.survey import silent_writers
 from tests.support.running_query import store
 
 SPEC, NOW_MS = store(), 10_000_000

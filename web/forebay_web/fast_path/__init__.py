@@ -4,8 +4,7 @@ FastAPI declares every route and can answer everything; the fast path sits in fr
 make up nearly all traffic. Anything not recognised with certainty falls through to the full parser.
 """
 
-from forebay_web.fast_path.guard import guarded
-from forebay_web.fast_path.hosts import addressed
+from forebay_web.fast_path.guard import addressed, guarded
 from forebay_web.fast_path.pending import PendingResponse
 from forebay_web.fast_path.protocol import (
     FastPathProtocol,

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from forebay.codecs.bulk_json import all_to_json
+from forebay.codecs.values import all_to_json
 from forebay.errors import BadParameter, BadRequest
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS, TIME_SIZE, successor
 from forebay.wire.batches import MOST_KEYS, read_batch_keys
-from forebay.wire.list_routes import SCAN_ROUTES
 from forebay.wire.parameters import ReadParameters
-from forebay.wire.scans import Scan, entry_range, item_form, prefix_range, time_range
+from forebay.wire.scans import SCAN_ROUTES, Scan, entry_range, item_form, prefix_range, time_range
 
 _ROUTES = {route.kind: route for route in SCAN_ROUTES if not route.keyed}
 _ENTRIES = _ROUTES["key-value"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
+import msgspec
 from msgspec import Meta, Struct
 
 Natural: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -28,3 +29,22 @@ class LagFigures(Struct, frozen=True):
     record_lag: Figure
     time_lag_ms: Figure
     age_ms: Figure
+
+
+S = TypeVar("S")
+
+
+def read_json(body: bytes, shape: type[S]) -> S:
+    """The document in a body; raises ``ValueError``, naming what is missing or mistyped, if it is another."""
+    try:
+        return msgspec.json.decode(body, type=shape)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def read_values(values: Any, shape: type[S]) -> S:
+    """The document in JSON values that were parsed before; raises ``ValueError`` likewise."""
+    try:
+        return msgspec.convert(values, shape)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None

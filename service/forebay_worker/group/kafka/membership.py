@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import ChangelogError
-from forebay.log_throttle import LogThrottle
+from forebay.logs import LogThrottle
 from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo, is_loopback
 from forebay.task_ids import TaskId
 from forebay_changelog.kafka.url import KafkaUrl
