@@ -1,24 +1,25 @@
-"""The nine parts, each with its package and the most lines that it may have."""
+"""The nine parts, each with its package, and the most lines that it may have."""
 
 from typing import NamedTuple
 
 
 class Part(NamedTuple):
-    """A folder's package."""
+    """A folder's package; ``wanted_lines`` is what a part that has more is to come down to."""
 
     package: str
     most_lines: int
+    wanted_lines: int
 
 
 PARTS = {
-    "core": Part("forebay", 7_500),
-    "changelog": Part("forebay_changelog", 5_200),
-    "client": Part("forebay_client", 3_900),
-    "web": Part("forebay_web", 5_500),
-    "console": Part("forebay_console", 1_150),
-    "service": Part("forebay_worker", 12_300),
-    "router": Part("forebay_router", 5_500),
-    "tap": Part("forebay_tap", 5_200),
-    "spark": Part("forebay_spark", 3_300),
+    "core": Part("forebay", 7_900, 7_500),
+    "changelog": Part("forebay_changelog", 5_450, 5_200),
+    "client": Part("forebay_client", 3_900, 3_900),
+    "web": Part("forebay_web", 6_750, 5_500),
+    "console": Part("forebay_console", 1_150, 1_150),
+    "service": Part("forebay_worker", 13_450, 12_300),
+    "router": Part("forebay_router", 5_700, 5_500),
+    "tap": Part("forebay_tap", 5_500, 5_200),
+    "spark": Part("forebay_spark", 3_400, 3_300),
 }
 """By folder."""
