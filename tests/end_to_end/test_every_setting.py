@@ -229,7 +229,7 @@ class Built:
         settings = self.worker_settings(**changed) if tier == "worker" else self.router_settings(**changed)
         interval_s = sys.getswitchinterval()
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(command, "serve", lambda app, listeners, **named: taken.update(named))
+            patched.setattr(command, "serve", lambda start, listeners, limits, **named: taken.update(named))
             command.run(settings, SINGLE_PROCESS)
         sys.setswitchinterval(interval_s)
         return taken

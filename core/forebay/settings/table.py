@@ -276,11 +276,6 @@ class RouterSettings(TierSettings):
     lag_report_max_age_ms: int = setting(
         "A worker's lag report older than this counts as unknown.", 5_000, least=1
     )
-    proxy_protocol: bool = setting(
-        "Whether each connection from one of the `trusted_proxies` begins with a header of the PROXY protocol, "
-        "which names the client that limits count.",
-        False,
-    )
     worker_token_file: Path | None = setting(
         "File of the one token that the router sends to workers. The file is read again when it changes."
     )
