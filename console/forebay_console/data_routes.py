@@ -35,6 +35,9 @@ from forebay_web.health.replica_states import ReplicaState, condition, first_rep
 from forebay_web.health.store_counts import StoreCounts
 from forebay_web.health.survey import Survey, Surveyed
 
+_MOST_PARTITIONS = 1_000
+_DEFAULT_PARTITIONS = 200
+
 
 def partition_replicas(partition: int, replicas: Sequence[ReplicaState]) -> PartitionCondition:
     """One partition of the answer."""
@@ -54,10 +57,6 @@ def _replica(replica: ReplicaState) -> LiveReplica:
         restored_records=UNSET if replica.restored_records is None else replica.restored_records,
         restore_seconds_left=UNSET if replica.restored_records is None else replica.restore_seconds_left,
     )
-
-
-_MOST_PARTITIONS = 1_000
-_DEFAULT_PARTITIONS = 200
 
 
 class ConsoleProcess(Surveyed, Protocol):

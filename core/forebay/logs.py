@@ -16,6 +16,8 @@ from typing import TextIO
 _MOST_WAITING = 10_000
 _PATIENCE_S = 1.0
 """How long the end of a process waits for its last lines to be written."""
+_QUIET_FOR_S = 60.0
+_MOST_KEPT = 10_000
 
 
 class JsonFormatter(logging.Formatter):
@@ -93,10 +95,6 @@ def configure_logs(level: str, form: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-
-
-_QUIET_FOR_S = 60.0
-_MOST_KEPT = 10_000
 
 
 class LogThrottle:

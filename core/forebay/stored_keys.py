@@ -27,6 +27,8 @@ TIME_SIZE = 8
 _SIGN = 1 << 63
 MIN_TIME_MS = -_SIGN
 MAX_TIME_MS = _SIGN - 1
+_DELETED = b"\x00"
+_LIVE = b"\x01"
 
 
 class LogicalKey(NamedTuple):
@@ -138,10 +140,6 @@ def successor(prefix: bytes) -> bytes:
     """The smallest bytes greater than everything that begins with ``prefix`` (a user-tagged key)."""
     trimmed = prefix.rstrip(b"\xff")
     return trimmed[:-1] + bytes([trimmed[-1] + 1])
-
-
-_DELETED = b"\x00"
-_LIVE = b"\x01"
 
 
 def encode_version(value: bytes | None) -> bytes:

@@ -75,6 +75,35 @@ from forebay_web.streamed_response import StreamedResponse, for_client
 from forebay_web.ticket_routes import add_ticket_route
 from forebay_web.tickets import Tickets, ticket_key_of
 
+log = logging.getLogger(__name__)
+_CATCH_UP_S = 5.0
+_READ_PROBLEMS: tuple[type[Problem], ...] = (
+    BadKey,
+    BadParameter,
+    HistoryExpired,
+    UnknownKey,
+    UnknownStore,
+    WrongStoreKind,
+    PositionOfAnotherLog,
+    LagExceedsTolerance,
+    Overloaded,
+    NoReplica,
+    NotReady,
+    PartitionerMismatch,
+    PartitionerMissing,
+    DeadlineExceeded,
+)
+_CHANGES_PROBLEMS = (
+    BadKey,
+    BadParameter,
+    UnknownStore,
+    WrongStoreKind,
+    PositionOfAnotherLog,
+    UnknownPartitioner,
+    PartitionerMissing,
+    Overloaded,
+)
+
 
 def add_changes_routes(
     app: FastAPI, router: Router, metrics: RouterMetrics, problems: tuple[type[Problem], ...]
@@ -105,38 +134,6 @@ def _stream_endpoint(router: Router, metrics: RouterMetrics, feeds: ChangesFeeds
         return response
 
     return endpoint
-
-
-log = logging.getLogger(__name__)
-
-_CATCH_UP_S = 5.0
-_READ_PROBLEMS: tuple[type[Problem], ...] = (
-    BadKey,
-    BadParameter,
-    HistoryExpired,
-    UnknownKey,
-    UnknownStore,
-    WrongStoreKind,
-    PositionOfAnotherLog,
-    LagExceedsTolerance,
-    Overloaded,
-    NoReplica,
-    NotReady,
-    PartitionerMismatch,
-    PartitionerMissing,
-    DeadlineExceeded,
-)
-
-_CHANGES_PROBLEMS = (
-    BadKey,
-    BadParameter,
-    UnknownStore,
-    WrongStoreKind,
-    PositionOfAnotherLog,
-    UnknownPartitioner,
-    PartitionerMissing,
-    Overloaded,
-)
 
 
 def make_app(

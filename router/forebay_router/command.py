@@ -22,6 +22,8 @@ from forebay_web.processes.process_slot import SINGLE_PROCESS, ProcessSlot
 from forebay_web.server import Service, allow_open_files, bind, cannot_listen, serve
 from forebay_web.tls import listener_tls
 
+log = logging.getLogger(__name__)
+
 
 @contextlib.contextmanager
 def reserved(settings: RouterSettings) -> Iterator[list[socket.socket]]:
@@ -49,9 +51,6 @@ def claim(listen: HostInfo) -> socket.socket:
         claimed.close()
         raise cannot_listen(listen, error) from None
     return claimed
-
-
-log = logging.getLogger(__name__)
 
 
 @click.command()

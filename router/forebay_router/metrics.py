@@ -31,6 +31,12 @@ _HISTOGRAMS = (
 """In the order of a lag's figures."""
 SERVED_BOUNDS = tuple(bounds for *_, bounds in _HISTOGRAMS)
 """The upper bounds of their buckets."""
+_MOST_UNREAD = 256
+"""Reading them takes a fraction of a millisecond, in which no read is answered."""
+_PROCESS = ProcessCollector(registry=None)
+ANSWER_MS = (0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 30_000)
+"""The upper bounds of the buckets of answers' times."""
+_PROBLEM = re.compile(rb'\{"type": ?"urn:forebay:problem:([a-z-]+)"')
 
 
 class ServedLag:
@@ -59,14 +65,6 @@ class ServedLag:
             for store, figures in sorted(self._by_store.items()):
                 figures[which].add_to(family, [store], scale)
             yield family
-
-
-_MOST_UNREAD = 256
-"""Reading them takes a fraction of a millisecond, in which no read is answered."""
-_PROCESS = ProcessCollector(registry=None)
-ANSWER_MS = (0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 30_000)
-"""The upper bounds of the buckets of answers' times."""
-_PROBLEM = re.compile(rb'\{"type": ?"urn:forebay:problem:([a-z-]+)"')
 
 
 def _problem_in(body: bytes) -> str:

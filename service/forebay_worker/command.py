@@ -44,6 +44,10 @@ DIVIDED = frozenset(
     }
 )
 """The settings that are the whole worker's."""
+_LEAST = {setting.name: setting.least for setting in settings_for("worker")}
+log = logging.getLogger(__name__)
+_SWITCH_INTERVAL_S = 0.0002
+"""Why: by default a read that arrives while another thread runs waits five milliseconds for Python's lock."""
 
 
 def shares(settings: WorkerSettings) -> list[WorkerSettings]:
@@ -72,9 +76,6 @@ def _part(name: str, whole: int, processes: int) -> Any:
     return max(_LEAST[name], -(-whole // processes))
 
 
-_LEAST = {setting.name: setting.least for setting in settings_for("worker")}
-
-
 def _moved(address: HostInfo, number: int) -> HostInfo:
     port = address.port + number
     if port > MAX_PORT:
@@ -83,9 +84,6 @@ def _moved(address: HostInfo, number: int) -> HostInfo:
             "with --listen and --advertise, or fewer --processes."
         )
     return HostInfo(address.host, port)
-
-
-log = logging.getLogger(__name__)
 
 
 @click.command()
@@ -98,10 +96,6 @@ def worker(values: dict[str, Any]) -> None:
         run(settings, SINGLE_PROCESS)
     else:
         run_processes("worker", run, shares(settings))
-
-
-_SWITCH_INTERVAL_S = 0.0002
-"""Why: by default a read that arrives while another thread runs waits five milliseconds for Python's lock."""
 
 
 def run(settings: WorkerSettings, place: ProcessSlot) -> None:

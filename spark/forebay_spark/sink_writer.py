@@ -25,6 +25,8 @@ from forebay_tap.mapping import TableMapping
 from forebay_tap.spark_checkpoint import Checkpoint
 from forebay_tap.store_tap import StoreTap
 
+log = logging.getLogger(__name__)
+
 
 def continued_query(session: SparkSession, location: str) -> str | None:
     """The id of the query that goes on from a checkpoint; None if the next batch of it is the first.
@@ -45,9 +47,6 @@ def continued_query(session: SparkSession, location: str) -> str | None:
         return str(json.loads(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))["id"])
     finally:
         stream.close()
-
-
-log = logging.getLogger(__name__)
 
 
 def bootstrap(writer: StoreWriter, layout: Layout, location: str, schema: T.StructType, mode: str) -> None:

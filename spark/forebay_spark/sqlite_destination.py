@@ -23,6 +23,14 @@ from forebay_spark.destinations import BatchId, refusing
 from forebay_spark.executor import Batches, Target, write_rows
 from forebay_spark.sorted_runs import RunPart, append_parts, append_runs, by_partition, write_runs
 
+_WRITTEN = "partition int, row_count bigint, next_offset bigint, is_new boolean"
+_RUN_PARTS = "path string, partition int, first_row bigint, row_count bigint"
+MOST_ROWS_HERE = 20_000
+"""Rows that the driver appends itself. Tasks of Spark's that append more take longer to start than that."""
+_THREADS_HERE = 4
+Append = Callable[[Target], dict[int, bool]]
+"""Appends a batch's rows, each partition's in a transaction; returns whether those of each partition are new."""
+
 
 class RunDirectories:
     """Directories of batches below ``~runs/`` of a changelog, each removed with its batch."""
@@ -49,16 +57,6 @@ class RunDirectories:
             yield directory
         finally:
             shutil.rmtree(directory, ignore_errors=True)
-
-
-_WRITTEN = "partition int, row_count bigint, next_offset bigint, is_new boolean"
-_RUN_PARTS = "path string, partition int, first_row bigint, row_count bigint"
-MOST_ROWS_HERE = 20_000
-"""Rows that the driver appends itself. Tasks of Spark's that append more take longer to start than that."""
-_THREADS_HERE = 4
-
-Append = Callable[[Target], dict[int, bool]]
-"""Appends a batch's rows, each partition's in a transaction; returns whether those of each partition are new."""
 
 
 class SqliteDestination:

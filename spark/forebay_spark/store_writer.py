@@ -19,6 +19,10 @@ from forebay_spark.query_runs import Output, QueryRun
 _INTERVAL_S = 600.0
 _SHARE = 0.02
 """The most of its time that compaction of one store takes: it reads the whole log, however little is new."""
+log = logging.getLogger(__name__)
+_PATIENCE_S = 120.0
+"""How long a batch waits for its log: as long as Kafka's own producers do (``delivery.timeout.ms``)."""
+_PAUSE_S = 1.0
 
 
 class Compaction:
@@ -57,13 +61,6 @@ class Compaction:
             except Exception:
                 log.exception("the log of %s could not be compacted; it will be retried", spec.name)
             self._due[spec.name] = begun + self._pauses_s[spec.name]
-
-
-log = logging.getLogger(__name__)
-
-_PATIENCE_S = 120.0
-"""How long a batch waits for its log: as long as Kafka's own producers do (``delivery.timeout.ms``)."""
-_PAUSE_S = 1.0
 
 
 class SinkLog:

@@ -19,6 +19,16 @@ from forebay_spark.executor import KeyColumns, partition_rows, place_rows
 from forebay_spark.query_runs import QUERY_RUNS, QueryRun
 from forebay_spark.store_writer import StoreWriter
 
+log = logging.getLogger(__name__)
+_PLACED = (
+    T.StructType()
+    .add("slot", T.IntegerType())
+    .add("partition", T.IntegerType())
+    .add("key", T.BinaryType())
+    .add("value", T.BinaryType())
+    .add("timestamp_ms", T.LongType())
+)
+
 
 class Slots:
     """Which task writes which partitions: no more tasks than cores, since each costs some 50 ms."""
@@ -48,18 +58,6 @@ def _slots(session: SparkSession, tasks: int) -> tuple[int, ...]:
             found.setdefault(row.task, row.slot)
         first += count
     return tuple(found[task] for task in range(tasks))
-
-
-log = logging.getLogger(__name__)
-
-_PLACED = (
-    T.StructType()
-    .add("slot", T.IntegerType())
-    .add("partition", T.IntegerType())
-    .add("key", T.BinaryType())
-    .add("value", T.BinaryType())
-    .add("timestamp_ms", T.LongType())
-)
 
 
 @dataclass

@@ -14,6 +14,11 @@ from forebay_tap.spilled_rows import SpilledRows
 
 _WORD = 0xFFFFFFFF
 _POSITIVE = 0x7FFFFFFF
+_RECORDS_AT_ONCE = 2048
+_HELD_BYTES = 64 << 20
+_ROW_BYTES = 200
+"""What a row takes in memory beside the bytes of its key and value."""
+_READ_BYTES = 1 << 20
 
 
 def partitions_of(keys: Sequence[bytes], partitions: int) -> list[int]:
@@ -55,13 +60,6 @@ def _words(keys: Sequence[bytes]) -> list[int]:
     per_key = (len(keys[0]) + len(padding)) // 4
     words = struct.unpack(f"<{count * per_key}I", b"".join([key + padding for key in keys]))
     return [int.from_bytes(struct.pack(f"<{count}Q", *words[at::per_key]), "little") for at in range(per_key)]
-
-
-_RECORDS_AT_ONCE = 2048
-_HELD_BYTES = 64 << 20
-_ROW_BYTES = 200
-"""What a row takes in memory beside the bytes of its key and value."""
-_READ_BYTES = 1 << 20
 
 
 class BatchRows:

@@ -27,6 +27,14 @@ from forebay_tap.spark_checkpoint.logs import Offsets
 from forebay_tap.store_tap import StoreTap
 
 _LOCAL_S = 1.0
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+_BEAT_MS = 1_000
+_CHECK_RETAINED_MS = 10_000
+_RETRY_S = 1.0
+_WARN_AT = 0.5
+"""The tap warns once it is behind by this share of the batches that Spark retains."""
 
 
 class CommitWatch:
@@ -54,18 +62,6 @@ class CommitWatch:
         """Stop watching."""
         if self._events is not None:
             self._events.close()
-
-
-log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-_BEAT_MS = 1_000
-_CHECK_RETAINED_MS = 10_000
-_RETRY_S = 1.0
-_WARN_AT = 0.5
-"""The tap warns once it is behind by this share of the batches that Spark retains."""
 
 
 class StateTap:

@@ -85,30 +85,7 @@ _START = """SwaggerUIBundle({
   validatorUrl: null,
 });
 """
-
-
-def add_api_page(app: FastAPI) -> None:
-    """Serve the page and what it loads, none of which is in the OpenAPI document."""
-    _add(app, _PATH, _PAGE % escape(app.title), "text/html")
-    _add(app, f"{_PATH}/start.js", _START, "text/javascript")
-    for name, media_type in _FILES.items():
-        _add(app, f"{_PATH}/{name}", None, media_type)
-
-
-def _add(app: FastAPI, path: str, text: str | None, media_type: str) -> None:
-    def answer() -> Response:
-        content = _asset(path.rpartition("/")[2]) if text is None else text
-        return Response(content, media_type=media_type, headers=_HEADERS)
-
-    app.add_api_route(path, answer, methods=["GET", "HEAD"], include_in_schema=False)
-
-
-def _asset(name: str) -> bytes:
-    return (files("fastapi_offline") / "static" / name).read_bytes()
-
-
 log = logging.getLogger(__name__)
-
 _KEY_BOUNDS = frozenset({"from", "to", "prefix"})
 _NATURAL = {"type": "integer", "minimum": 0}
 ANSWER_HEADERS: dict[str, Any] = {
@@ -135,7 +112,6 @@ PROBLEM_HEADERS: dict[str, Any] = {
     "Forebay-Problem": {"description": "The name of the problem's type.", "schema": {"type": "string"}},
 }
 EXPOSED_HEADERS = (*ANSWER_HEADERS, *PROBLEM_HEADERS, "Retry-After")
-
 PROBLEM_SCHEMA: dict[str, Any] = {
     "title": "Problem",
     "description": "RFC 9457 problem details; further members depend on the type.",
@@ -148,8 +124,6 @@ PROBLEM_SCHEMA: dict[str, Any] = {
         "detail": {"type": "string"},
     },
 }
-
-
 _TAGS = {
     "reads": "What stores hold: keys, batches, lists and changes, each with the lag of its answer.",
     "metadata": "The stores, which worker holds what (KIP-535), and how far each replica is.",
@@ -157,6 +131,26 @@ _TAGS = {
     "ops": "For supervisors, load balancers and Prometheus.",
 }
 """In the order of the documentation."""
+
+
+def add_api_page(app: FastAPI) -> None:
+    """Serve the page and what it loads, none of which is in the OpenAPI document."""
+    _add(app, _PATH, _PAGE % escape(app.title), "text/html")
+    _add(app, f"{_PATH}/start.js", _START, "text/javascript")
+    for name, media_type in _FILES.items():
+        _add(app, f"{_PATH}/{name}", None, media_type)
+
+
+def _add(app: FastAPI, path: str, text: str | None, media_type: str) -> None:
+    def answer() -> Response:
+        content = _asset(path.rpartition("/")[2]) if text is None else text
+        return Response(content, media_type=media_type, headers=_HEADERS)
+
+    app.add_api_route(path, answer, methods=["GET", "HEAD"], include_in_schema=False)
+
+
+def _asset(name: str) -> bytes:
+    return (files("fastapi_offline") / "static" / name).read_bytes()
 
 
 class RawPath:

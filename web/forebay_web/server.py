@@ -40,6 +40,10 @@ from forebay_web.tls_listener import TlsListener
 from forebay_web.unix_listeners import is_unix_listener
 
 _LIVE = json_answer({"live": True})
+log = logging.getLogger(__name__)
+_ACCEPTED_IN_A_TURN = 8
+_GARBAGE_THRESHOLDS = (5_000, 20, 50)
+"""New objects less those that went until the newest are searched for cycles, searches until older ones are."""
 
 
 async def answer_while_starting(scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,13 +65,6 @@ class _NoHandlers:
 
     def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> Outcome:
         return None
-
-
-log = logging.getLogger(__name__)
-
-_ACCEPTED_IN_A_TURN = 8
-_GARBAGE_THRESHOLDS = (5_000, 20, 50)
-"""New objects less those that went until the newest are searched for cycles, searches until older ones are."""
 
 
 def bind(listen: HostInfo, *, shared: bool = False, only_ipv6: bool = False) -> socket.socket:

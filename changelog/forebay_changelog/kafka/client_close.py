@@ -19,6 +19,10 @@ from confluent_kafka.admin import AdminClient
 
 from forebay.logs import LogThrottle
 
+CLIENT_LOG = logging.getLogger("forebay.kafka")
+log = logging.getLogger(__name__)
+_PATIENCE_S = 5.0
+
 
 class _Once(logging.Filter):
     """Drops a line whose kind was logged recently: an unreachable broker would fill the disk with one message."""
@@ -32,13 +36,7 @@ class _Once(logging.Filter):
         return self._throttle.allow(record.getMessage().partition(" ")[0])
 
 
-CLIENT_LOG = logging.getLogger("forebay.kafka")
 CLIENT_LOG.addFilter(_Once())
-
-
-log = logging.getLogger(__name__)
-
-_PATIENCE_S = 5.0
 
 
 class Admin:

@@ -20,6 +20,18 @@ from forebay_changelog.kafka.url import KafkaUrl
 from forebay_changelog.record_headers import DELETED_HEADER, HEARTBEAT_HEADER, VALID_FROM_HEADER, heartbeat_key
 
 _HEARTBEATS = heartbeat_key("")
+_SOCKET_TIMEOUT_MS = 6_000
+_LOST = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
+_TRUNCATED = KafkaError(KafkaError._LOG_TRUNCATION).str()
+"""The client reports this with the code of any lost offset, and only by its text."""
+_LASTING = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError._BAD_MSG,
+        KafkaError._BAD_COMPRESSION,
+        KafkaError._NOT_IMPLEMENTED,
+    }
+)
 
 
 def record_with_headers(
@@ -42,20 +54,6 @@ def record_with_headers(
         elif name == DELETED_HEADER:
             value = None
     return offset, key, value, timestamp_ms, heartbeat
-
-
-_SOCKET_TIMEOUT_MS = 6_000
-_LOST = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
-_TRUNCATED = KafkaError(KafkaError._LOG_TRUNCATION).str()
-"""The client reports this with the code of any lost offset, and only by its text."""
-_LASTING = frozenset(
-    {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError._BAD_MSG,
-        KafkaError._BAD_COMPRESSION,
-        KafkaError._NOT_IMPLEMENTED,
-    }
-)
 
 
 class Fetched(NamedTuple):

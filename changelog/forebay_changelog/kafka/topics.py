@@ -37,6 +37,42 @@ _KEEPS = tuple(map(int, version("confluent-kafka").split(".")[:2])) <= _NEWEST_T
 _give_back = ctypes.pythonapi.Py_DecRef
 _give_back.argtypes = [ctypes.py_object]
 _give_back.restype = None
+T = TypeVar("T")
+_DAY_MS = 86_400_000
+_MIN_COMPACTION_LAG_MS = 3_600_000
+_LEAST_TOMBSTONE_LIFE_MS = 60_000.0
+"""A replica that did not read for this long is rebuilt, and every start takes some seconds."""
+_TIMEOUT_S = 3.0
+_OFFSETS_TIMEOUT_S = 2.0
+_RETRY_S = 0.02
+_METADATA_REFRESH_MS = 1_000
+_UNREACHABLE_FOR_MS = 5_000.0
+_RENEWED_AFTER_MS = 15_000.0
+"""An admin client without answers for this long is replaced: some wait minutes for a controller that is there."""
+_NO_TOPIC_ID = str(Uuid(0, 0))
+_ASSIGNMENTS_CONFIG = {"cleanup.policy": "compact", "segment.ms": "600000", "min.compaction.lag.ms": "60000"}
+_UNREACHABLE = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.BROKER_NOT_AVAILABLE,
+    }
+)
+"""Errors of unreachable brokers."""
+ELECTING = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError._DESTROY,
+    }
+)
+"""Errors while a partition changes its leader, or a connection its broker, which Kafka's clients do not all call
+retriable."""
 
 
 def topic_id(description: Any) -> str:
@@ -53,23 +89,6 @@ def _references(description: Any) -> int:
 
 
 _DUE_REFERENCES = _references(SimpleNamespace(topic_id=object()))
-
-
-T = TypeVar("T")
-
-_DAY_MS = 86_400_000
-_MIN_COMPACTION_LAG_MS = 3_600_000
-_LEAST_TOMBSTONE_LIFE_MS = 60_000.0
-"""A replica that did not read for this long is rebuilt, and every start takes some seconds."""
-_TIMEOUT_S = 3.0
-_OFFSETS_TIMEOUT_S = 2.0
-_RETRY_S = 0.02
-_METADATA_REFRESH_MS = 1_000
-_UNREACHABLE_FOR_MS = 5_000.0
-_RENEWED_AFTER_MS = 15_000.0
-"""An admin client without answers for this long is replaced: some wait minutes for a controller that is there."""
-_NO_TOPIC_ID = str(Uuid(0, 0))
-_ASSIGNMENTS_CONFIG = {"cleanup.policy": "compact", "segment.ms": "600000", "min.compaction.lag.ms": "60000"}
 
 
 class TopicState(NamedTuple):
@@ -362,30 +381,6 @@ class KafkaTopics:
                 f"There is no topic {topic!r} at {self._url}. Create it with 'forebay topology apply', or let "
                 "sink and workers do so (create_topics)."
             ) from error
-
-
-_UNREACHABLE = frozenset(
-    {
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TRANSPORT,
-        KafkaError._TIMED_OUT,
-        KafkaError._RESOLVE,
-        KafkaError._TIMED_OUT_QUEUE,
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.BROKER_NOT_AVAILABLE,
-    }
-)
-"""Errors of unreachable brokers."""
-ELECTING = frozenset(
-    {
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError._DESTROY,
-    }
-)
-"""Errors while a partition changes its leader, or a connection its broker, which Kafka's clients do not all call
-retriable."""
 
 
 def passes(error: KafkaError) -> bool:

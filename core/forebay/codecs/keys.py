@@ -20,6 +20,10 @@ from forebay.errors import BadKey
 from forebay.json_text import json_fault
 
 AS_IT_IS_IN_JSON = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
+_MOST_EXACT = 2**53 - 1
+_BEYOND_UTF16_ORDER = re.compile("[\ue000-\U0010ffff]")
+TOTAL_KEYS = {"string": "all", "json": "[]"}
+"""By key codec, the key of a value that has no key column, such as a total."""
 
 
 def text_to_json(text: bytes) -> bytes:
@@ -41,10 +45,6 @@ def utf8_fault(raw: bytes) -> str | None:
 def size_fault(raw: bytes, size: int) -> str | None:
     """Why bytes are not a number of this size, None if they are."""
     return None if len(raw) == size else f"it has {len(raw)} bytes, not {size}"
-
-
-_MOST_EXACT = 2**53 - 1
-_BEYOND_UTF16_ORDER = re.compile("[\ue000-\U0010ffff]")
 
 
 def canonical_json(value: Any) -> bytes:
@@ -74,10 +74,6 @@ def _is_plain(value: Any) -> bool:
     if not all(type(name) is str and _BEYOND_UTF16_ORDER.search(name) is None for name in value):
         return False
     return all(map(_is_plain, value.values()))
-
-
-TOTAL_KEYS = {"string": "all", "json": "[]"}
-"""By key codec, the key of a value that has no key column, such as a total."""
 
 
 class KeyCodec(Protocol):

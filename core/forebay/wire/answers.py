@@ -24,6 +24,21 @@ CHALLENGE = b"www-authenticate: Bearer\r\n"
 MOST_ANSWER_BYTES = 64 << 20
 """The longest body that a worker sends, and that a router takes from one: whatever is there, it cannot fill
 either."""
+_PREFIX = "urn:forebay:problem:"
+_CLASSES = {kind.name: kind for kind in Problem.__subclasses__()}
+_OWN_MEMBERS = ("type", "title", "status", "detail", "retry_after_s")
+WITH_LAG = frozenset({200, 404})
+"""A replica has read the key, and states its lag; bounds do not apply to refusals."""
+AT_FAULT = frozenset({400, 409, 413})
+"""The request cannot be answered, by whichever replica."""
+FINAL = WITH_LAG | AT_FAULT | {410}
+"""No replica would answer otherwise."""
+OF_THE_REPLICA = frozenset({412, 421, 503})
+"""Another replica may answer."""
+OF_THE_SERVER = frozenset({429, 502, 503, 504})
+"""Another server, or this one a moment later, may answer; includes a proxy's own."""
+TRANSIENT = OF_THE_REPLICA | OF_THE_SERVER
+"""A later attempt may be answered."""
 
 
 class HttpAnswer(NamedTuple):
@@ -180,11 +195,6 @@ def json_body(document: Any) -> bytes:
         return json.dumps(builtins, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-_PREFIX = "urn:forebay:problem:"
-_CLASSES = {kind.name: kind for kind in Problem.__subclasses__()}
-_OWN_MEMBERS = ("type", "title", "status", "detail", "retry_after_s")
-
-
 def problem_of(document: Mapping[str, Any], retry_after_s: int | None = None) -> Problem:
     """The exception for a problem document: the class of its type, else ``Problem`` with the whole document.
 
@@ -201,17 +211,3 @@ def problem_of(document: Mapping[str, Any], retry_after_s: int | None = None) ->
     if isinstance(lag, Mapping):
         problem.lag = Lag(*(lag.get(figure) for figure in Lag._fields))
     return problem
-
-
-WITH_LAG = frozenset({200, 404})
-"""A replica has read the key, and states its lag; bounds do not apply to refusals."""
-AT_FAULT = frozenset({400, 409, 413})
-"""The request cannot be answered, by whichever replica."""
-FINAL = WITH_LAG | AT_FAULT | {410}
-"""No replica would answer otherwise."""
-OF_THE_REPLICA = frozenset({412, 421, 503})
-"""Another replica may answer."""
-OF_THE_SERVER = frozenset({429, 502, 503, 504})
-"""Another server, or this one a moment later, may answer; includes a proxy's own."""
-TRANSIENT = OF_THE_REPLICA | OF_THE_SERVER
-"""A later attempt may be answered."""

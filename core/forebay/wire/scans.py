@@ -29,6 +29,11 @@ from forebay.stored_keys import (
 from forebay.unproven import UnprovenRanges
 from forebay.wire.parameters import ReadParameters, parse_time
 
+SCAN_HEADER = "forebay-scan"
+"""Names the scan that a page in frames is of: neither its store nor its bounds are in the page."""
+_MOST_CURSOR_IN_URL = 8 << 10
+"""Characters of a cursor that is part of a URL: a longer one, which follows a long key, is posted."""
+
 
 class ScanRoute(NamedTuple):
     """A list route: the member with its items, the store kind it reads, whether it covers one key."""
@@ -54,12 +59,6 @@ SCAN_ROUTES = tuple(
     for keyed, exists in ((True, kind.lists_each_key), (False, kind.lists_all_keys))
     if exists
 )
-
-
-SCAN_HEADER = "forebay-scan"
-"""Names the scan that a page in frames is of: neither its store nor its bounds are in the page."""
-_MOST_CURSOR_IN_URL = 8 << 10
-"""Characters of a cursor that is part of a URL: a longer one, which follows a long key, is posted."""
 
 
 @dataclass(frozen=True)

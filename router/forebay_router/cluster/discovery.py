@@ -25,18 +25,7 @@ from forebay_router.upstream.connection import UpstreamClosed
 from forebay_router.upstream.credentials import REFUSALS, log_auth_rejection
 from forebay_router.upstream.opener import NotAdmitted, Opener
 
-
-def read_status(body: bytes) -> tuple[HostInfo, StatusReport]:
-    """A worker's address and its status; raises ``ValueError``, naming what is wrong, unless it is whole.
-
-    One bad row would otherwise fail every read that it concerns, even where an honest replica exists.
-    """
-    status = read_json(body, StatusReport)
-    return HostInfo.parse(status.host), status
-
-
 log = logging.getLogger(__name__)
-
 _FORGET_AFTER_MS = 300_000.0
 _LEAST_PAUSE_S = 0.02
 _PAUSE_AFTER_SILENCE_S, _LONGEST_PAUSE_AFTER_SILENCE_S = 0.5, 5.0
@@ -48,6 +37,15 @@ _REFRESH_MS = 250.0
 """How long a read waits at most for a newer map: longer would not help with a worker that hangs."""
 _ALIAS_POLL_INTERVAL_S = 5.0
 """Pause between polls of an address whose worker uses another one, which is polled as often as any."""
+
+
+def read_status(body: bytes) -> tuple[HostInfo, StatusReport]:
+    """A worker's address and its status; raises ``ValueError``, naming what is wrong, unless it is whole.
+
+    One bad row would otherwise fail every read that it concerns, even where an honest replica exists.
+    """
+    status = read_json(body, StatusReport)
+    return HostInfo.parse(status.host), status
 
 
 class Discovery:

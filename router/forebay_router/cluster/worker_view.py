@@ -17,6 +17,11 @@ from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo
 from forebay.wire.answer_schemas.status import StatusReport
 
 _ANSWERS_TO_RECOVER = 64
+_SLOW_READS_TO_SUSPECT = 3
+_RECOVERED = 0.5
+"""A replica that lagged is preferred again once its lag is this part of the acceptable one."""
+Held = tuple[str, int]
+"""A store and one of its partitions."""
 
 
 class SlowStart:
@@ -42,14 +47,6 @@ class SlowStart:
         """The worker answered a read that was still awaited."""
         if self.window is not None:
             self.window = self.window + 1 if self.window < _ANSWERS_TO_RECOVER else None
-
-
-_SLOW_READS_TO_SUSPECT = 3
-_RECOVERED = 0.5
-"""A replica that lagged is preferred again once its lag is this part of the acceptable one."""
-
-Held = tuple[str, int]
-"""A store and one of its partitions."""
 
 
 class Report(NamedTuple):

@@ -28,6 +28,19 @@ from forebay_router.reads.send_window import SendWindow
 from forebay_router.router import Router
 from forebay_web.limits import Held
 
+_FIRST_PAGE = 1_000
+"""Entries; each page is twice as large as the previous one, so that merging starts early and pages are few."""
+_LARGEST_PAGE = 4_000
+_MOST_AT_ONCE = 64
+"""Partitions asked at once: one scan of a large store must not use up a worker's request limit."""
+_PIECE_BYTES = 256 << 10
+_PART_FOR_ROOM = 0.25
+"""Fraction of its time that a list may wait for memory."""
+_LEFT_FOR_A_PAGE = 0.25
+"""Fraction of the time that a list may take."""
+_FRAMES = FRAMES_MEDIA_TYPE.encode()
+_NOT_FORWARDED = frozenset({"limit", "cursor", "allow_partial", "timeout_ms"})
+
 
 class SentCursor(NamedTuple):
     """What a cursor adds to a request's query, and its body, if any."""
@@ -43,20 +56,6 @@ class SentCursor(NamedTuple):
             return cls()
         body = posted_cursor(cursor)
         return cls((b"cursor=" + cursor.encode(),)) if body is None else cls(body=body)
-
-
-_FIRST_PAGE = 1_000
-"""Entries; each page is twice as large as the previous one, so that merging starts early and pages are few."""
-_LARGEST_PAGE = 4_000
-_MOST_AT_ONCE = 64
-"""Partitions asked at once: one scan of a large store must not use up a worker's request limit."""
-_PIECE_BYTES = 256 << 10
-_PART_FOR_ROOM = 0.25
-"""Fraction of its time that a list may wait for memory."""
-_LEFT_FOR_A_PAGE = 0.25
-"""Fraction of the time that a list may take."""
-_FRAMES = FRAMES_MEDIA_TYPE.encode()
-_NOT_FORWARDED = frozenset({"limit", "cursor", "allow_partial", "timeout_ms"})
 
 
 class ScanRefused(Exception):

@@ -18,13 +18,6 @@ from forebay.wire.answers import MOST_ANSWER_BYTES, HttpAnswer, problem_answer
 _MOST_LATE_MS = 100.0
 TIME_TO_READ_S = 0.02
 """How long what was received while the process was stopped may take to be read."""
-
-
-def was_stopped(late_ms: float) -> bool:
-    """Whether a timer that ran so much too late shows that the process did not run: nobody else was slow."""
-    return late_ms > _MOST_LATE_MS
-
-
 _MOST_HEAD_BYTES = 64 << 10
 _KNOWN_LINES = (b"forebay-", b"content-type:", b"cache-control:", b"retry-after:", b"www-authenticate:")
 """How the header lines begin that are passed on to clients; others are dropped."""
@@ -36,6 +29,16 @@ _MOST_DIGITS = 20
 _LINE = re.compile(rb"([!#-'*+.0-9A-Z^-z|~-]+):[\t -~\x80-\xff]*\r\n")
 """A header line as RFC 9112 has it: no control characters."""
 _KNOWN_NAMES = tuple(line.removesuffix(b":") for line in _KNOWN_LINES)
+OnAnswer = Callable[["HttpAnswer | None"], bool]
+"""Called once with the answer, or with None if the connection ended before it was complete; returns whether that
+was an answer to its request: if not, the connection is closed."""
+Admit = Callable[[int], None]
+"""Makes room for an answer of so many bytes before it is read; raises ``Problem`` if there is none."""
+
+
+def was_stopped(late_ms: float) -> bool:
+    """Whether a timer that ran so much too late shows that the process did not run: nobody else was slow."""
+    return late_ms > _MOST_LATE_MS
 
 
 class UpstreamClosed(ConnectionError):
@@ -44,14 +47,6 @@ class UpstreamClosed(ConnectionError):
 
 class AnsweredForAnother(ConnectionError):
     """The answer names another store or key than the request: answers and requests are out of step."""
-
-
-OnAnswer = Callable[["HttpAnswer | None"], bool]
-"""Called once with the answer, or with None if the connection ended before it was complete; returns whether that
-was an answer to its request: if not, the connection is closed."""
-
-Admit = Callable[[int], None]
-"""Makes room for an answer of so many bytes before it is read; raises ``Problem`` if there is none."""
 
 
 class InFlight:

@@ -22,6 +22,16 @@ from forebay_web.tls import trust
 
 Encryption = Callable[[HostInfo], Mapping[str, Any]]
 """What asyncio needs to encrypt a connection to a worker: nothing if it is not to be encrypted."""
+_CONNECT_TIMEOUT_S = 1.0
+_MOST_IDENTITY_S = 30.0
+_UNACKNOWLEDGED_MS = 2_000
+"""How long a worker's machine may leave sent data unacknowledged; if only the process hangs, its system still
+acknowledges."""
+_MOST_IDENTITY_ANSWER_BYTES = 2 * MOST_IDENTITY_BYTES
+_KEEP_ALIVE_S = 5
+"""After how long without traffic the worker's machine is asked whether the connection is still there."""
+Admit = Callable[[HostInfo, HttpAnswer], None]
+"""Decides on what an address answers to the request for its identity; raises ``NotAdmitted``."""
 
 
 def unencrypted(_host: HostInfo) -> Mapping[str, Any]:
@@ -40,26 +50,12 @@ def encryption_of(ca_file: Path | None, name_of: Callable[[HostInfo], str]) -> E
     return lambda host: {"ssl": trusted(), "server_hostname": name_of(host)}
 
 
-_CONNECT_TIMEOUT_S = 1.0
-_MOST_IDENTITY_S = 30.0
-_UNACKNOWLEDGED_MS = 2_000
-"""How long a worker's machine may leave sent data unacknowledged; if only the process hangs, its system still
-acknowledges."""
-_MOST_IDENTITY_ANSWER_BYTES = 2 * MOST_IDENTITY_BYTES
-_KEEP_ALIVE_S = 5
-"""After how long without traffic the worker's machine is asked whether the connection is still there."""
-
-
 class NotAdmitted(ConnectionError):
     """What answers at an address gets neither the router's token nor a read; ``reason``, if that is certain."""
 
     def __init__(self, reason: str | None) -> None:
         super().__init__(reason or "it is not known yet whether its application is the router's")
         self.reason = reason
-
-
-Admit = Callable[[HostInfo, HttpAnswer], None]
-"""Decides on what an address answers to the request for its identity; raises ``NotAdmitted``."""
 
 
 class Opener:

@@ -21,6 +21,13 @@ from forebay_worker.dev.sample import STORE, TOPOLOGY, SampleStream
 
 _STOP_TIMEOUT_S = 30.0
 _SETTINGS_PREFIX = "FOREBAY_"
+_READY_TIMEOUT_S = 60.0
+_POLL_S = 0.05
+_LOOPBACK = "127.0.0.1"
+_SESSION_TIMEOUT_MS = 2_000
+"""Short enough that a worker's death can be watched."""
+_JOIN_TOGETHER_MS = 1_000
+"""So that the first assignment is for all workers; one alone need not wait."""
 
 
 class DevProcess:
@@ -81,15 +88,6 @@ def _environment() -> dict[str, str]:
     """This process's, without settings that are meant for other workers and routers."""
     found = module_environment().items()
     return {name: value for name, value in found if not name.startswith(_SETTINGS_PREFIX)}
-
-
-_READY_TIMEOUT_S = 60.0
-_POLL_S = 0.05
-_LOOPBACK = "127.0.0.1"
-_SESSION_TIMEOUT_MS = 2_000
-"""Short enough that a worker's death can be watched."""
-_JOIN_TOGETHER_MS = 1_000
-"""So that the first assignment is for all workers; one alone need not wait."""
 
 
 class DevCluster:

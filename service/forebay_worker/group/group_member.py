@@ -46,6 +46,8 @@ from forebay_worker.group.messages import AssignmentInfo, Location, Subscription
 from forebay_worker.group.placement import Assignment
 from forebay_worker.group.previous_assignment import assignment_to_continue
 
+log = logging.getLogger(__name__)
+
 
 class Absences:
     """The members that hold something and are missing, as the leader knows them.
@@ -72,9 +74,6 @@ class Absences:
         self._missing_since = {name: self._missing_since.get(name, now) for name in unrecorded}
         since = {**gone_since, **self._missing_since}
         return {name: since[name] + self._delay_ms for name in missing if since[name] + self._delay_ms > now}
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

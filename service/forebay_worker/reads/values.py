@@ -23,6 +23,17 @@ Pair = tuple[bytes, bytes]
 
 _LOWEST = b"\x00" * TIME_SIZE
 _HIGHEST = b"\xff" * TIME_SIZE
+log = logging.getLogger(__name__)
+_FIRST_CHUNK, _LARGEST_CHUNK = 8, 128
+"""Entries that are read together: their size is unknown before."""
+_TURN_KEYS, _TURN_BYTES = 125, 256 << 10
+"""What is read of a replica in a turn of the event loop: of a batch's keys those without a value take longest."""
+_KEY_COST = 16
+"""How many bytes of a value take as long as one of a key that has none, and is repeated in a problem."""
+_FIRST_TOGETHER, _MOST_TOGETHER = 1, 32
+"""Values of a batch that are read with one call: their size is unknown before."""
+_LOGGED = LogThrottle()
+"""A store that cannot be read would otherwise be logged with every read of it."""
 
 
 class Entries(NamedTuple):
@@ -77,20 +88,6 @@ def _live(stored: bytes, encoded: bytes) -> list[Pair]:
     """The entry, none if it is a deletion."""
     value = decode_version(encoded)
     return [] if value is None else [(stored, value)]
-
-
-log = logging.getLogger(__name__)
-
-_FIRST_CHUNK, _LARGEST_CHUNK = 8, 128
-"""Entries that are read together: their size is unknown before."""
-_TURN_KEYS, _TURN_BYTES = 125, 256 << 10
-"""What is read of a replica in a turn of the event loop: of a batch's keys those without a value take longest."""
-_KEY_COST = 16
-"""How many bytes of a value take as long as one of a key that has none, and is repeated in a problem."""
-_FIRST_TOGETHER, _MOST_TOGETHER = 1, 32
-"""Values of a batch that are read with one call: their size is unknown before."""
-_LOGGED = LogThrottle()
-"""A store that cannot be read would otherwise be logged with every read of it."""
 
 
 def scanned(

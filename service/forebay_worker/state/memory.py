@@ -21,6 +21,11 @@ from forebay.task_ids import TopicPartition
 _FIRST_CHUNK = 16
 _LARGEST_CHUNK = 1024
 """Entries that a scan takes at once, while commits wait."""
+_BLOOM_BITS_PER_KEY = 10
+_WRITE_BUFFER_BYTES_PER_STORE = 16 << 20
+_ARENA_BLOCK_BYTES = 64 << 10
+"""Counted against the shared write buffers at the first record; a megabyte each would cause constant flushes."""
+_MOST_LOG_FILE_BYTES = 128 << 10
 
 
 class MemoryStore:
@@ -107,13 +112,6 @@ class MemoryStore:
 
     def close(self) -> None:
         """Nothing to release; a read under way must not find the store suddenly empty."""
-
-
-_BLOOM_BITS_PER_KEY = 10
-_WRITE_BUFFER_BYTES_PER_STORE = 16 << 20
-_ARENA_BLOCK_BYTES = 64 << 10
-"""Counted against the shared write buffers at the first record; a megabyte each would cause constant flushes."""
-_MOST_LOG_FILE_BYTES = 128 << 10
 
 
 def filtered_blocks() -> BlockBasedOptions:

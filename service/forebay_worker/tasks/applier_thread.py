@@ -32,6 +32,24 @@ _MOST_PAUSE_S = 0.02
 """However long the work took, such as the start of a rebuild."""
 _LEAST_TURN_S = 0.002
 """From one poll of a log that flows to the next at least: what comes together is committed together."""
+LONG_OPEN_MS = 10_000.0
+"""A transaction that is open for longer than this is logged."""
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+MAX_RECORDS_PER_POLL = 2_000
+RECORDS_PER_COMMIT = 128
+"""A commit of so many takes a quarter of a millisecond, during which no read is answered."""
+_PAUSE_BY_NOTING = 19
+"""Pause between rounds, as a multiple of a round's cost: keeps 1,000 idle replicas at 5 % of a core."""
+_POLL_INTERVAL_MS = 10.0
+_LONGEST_PAUSE_MS = 250.0
+_NOTED_AT_ONCE = 100
+_READERS_TURN_S = 0.0001
+"""How long Python's lock is released between them: a waiting thread needs that long to wake."""
+_PACED_POLL_S = 0.1
+_RETRY_MS = 2_000.0
+_HOUSEKEEPING_MS = 200.0
+_REASONS_AT_ONCE = 5
 
 
 class ReaderYield:
@@ -64,10 +82,6 @@ class ReaderYield:
         return min(max(_LEAST_TURN_S, used_s * _PAUSE_BY_WORK), _MOST_PAUSE_S)
 
 
-LONG_OPEN_MS = 10_000.0
-"""A transaction that is open for longer than this is logged."""
-
-
 class OpenTransactions:
     """Logs once that a transaction stays open at the end of a partition, and that it was ended."""
 
@@ -97,26 +111,6 @@ class OpenTransactions:
     def forget(self, topic_partition: TopicPartition) -> None:
         """A partition that is no longer followed."""
         self._logged.discard(topic_partition)
-
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-MAX_RECORDS_PER_POLL = 2_000
-RECORDS_PER_COMMIT = 128
-"""A commit of so many takes a quarter of a millisecond, during which no read is answered."""
-_PAUSE_BY_NOTING = 19
-"""Pause between rounds, as a multiple of a round's cost: keeps 1,000 idle replicas at 5 % of a core."""
-_POLL_INTERVAL_MS = 10.0
-_LONGEST_PAUSE_MS = 250.0
-_NOTED_AT_ONCE = 100
-_READERS_TURN_S = 0.0001
-"""How long Python's lock is released between them: a waiting thread needs that long to wake."""
-_PACED_POLL_S = 0.1
-_RETRY_MS = 2_000.0
-_HOUSEKEEPING_MS = 200.0
-_REASONS_AT_ONCE = 5
 
 
 class Applier:

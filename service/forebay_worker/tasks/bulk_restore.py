@@ -30,6 +30,14 @@ from forebay_worker.tasks.replica_events import FileMade, HandleEvent, RestoreEn
 from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreJob, RestoreReport
 
+log = logging.getLogger(__name__)
+MOST_BYTES_IN_MEMORY = 96 << 20
+"""Bytes that one restore process collects before it writes a file."""
+_PATIENCE_S = 10.0
+_STOP_CHECK_S = 0.1
+_SILENCE_MS = 60_000.0
+"""A process that does something says so every few seconds."""
+
 
 def ingest(restoration: Restoration, report: RestoreReport) -> bool:
     """Ingest a file if it begins at the store's offset and the log is the store's; returns whether the job may
@@ -84,16 +92,6 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
         restoration.seconds_left,
     )
     return True
-
-
-log = logging.getLogger(__name__)
-
-MOST_BYTES_IN_MEMORY = 96 << 20
-"""Bytes that one restore process collects before it writes a file."""
-_PATIENCE_S = 10.0
-_STOP_CHECK_S = 0.1
-_SILENCE_MS = 60_000.0
-"""A process that does something says so every few seconds."""
 
 
 class BulkRestore:

@@ -20,6 +20,16 @@ from forebay_worker.tasks.phases import ReplicaPhase, check_transition
 from forebay_worker.tasks.recent_changes import RecentChanges
 from forebay_worker.tasks.replica_view import ReplicaView
 
+log = logging.getLogger(__name__)
+_CHECKPOINT_INTERVAL_MS = 60_000.0
+_CHECKPOINT_BY_TOMBSTONE_LIFE = 0.1
+NO_EPOCHS = (
+    "The log's records have no epochs, so it cannot prove that it is the one that was left when a worker starts. "
+    "Upgrade the brokers, and the topic's message format, to Kafka 0.11 or later."
+)
+_END_KNOWN_FOR_MS = 2_000.0
+"""An end observed more recently is known, though the records before it cannot be read."""
+
 
 class KeyWatchers:
     """The watched keys of one replica, each as the prefix of its stored keys; None for any key.
@@ -67,18 +77,6 @@ class KeyWatchers:
 
     def _begin(self, watched: set[bytes | None]) -> None:
         follower_turns().add(*(wake for prefix in watched for wake in self._wakers.get(prefix, ())))
-
-
-log = logging.getLogger(__name__)
-
-_CHECKPOINT_INTERVAL_MS = 60_000.0
-_CHECKPOINT_BY_TOMBSTONE_LIFE = 0.1
-NO_EPOCHS = (
-    "The log's records have no epochs, so it cannot prove that it is the one that was left when a worker starts. "
-    "Upgrade the brokers, and the topic's message format, to Kafka 0.11 or later."
-)
-_END_KNOWN_FOR_MS = 2_000.0
-"""An end observed more recently is known, though the records before it cannot be read."""
 
 
 def _note_nothing(log: str) -> None:

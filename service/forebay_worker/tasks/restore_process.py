@@ -43,6 +43,15 @@ _MOST_PARTS = 16_384
 
 Change = tuple[bytes, bytes | None]
 """A stored key and its value, None to delete."""
+_KEYS_PER_SYNC = 20_000
+RECORDS_PER_POLL = 2_000
+"""Records folded at once should fit the processor's cache: with 50,000 each took a third longer."""
+_NICENESS = 10
+_BYTES_BESIDE = 100
+"""About what a record takes in memory beside its key and value."""
+_PAUSE_S = 0.005
+_PULSE_S = 5.0
+_NEVER_SET = Wake()
 
 
 class SortedRun:
@@ -92,9 +101,6 @@ def _longest_prefix(prefixes: Mapping[bytes, object], length: int) -> int:
     return next((n for n in lengths if len({prefix[:n] for prefix in prefixes}) <= _MOST_PARTS // 2), 0)
 
 
-_KEYS_PER_SYNC = 20_000
-
-
 def write_sst(
     path: Path,
     changes: Iterable[Sequence[tuple[bytes, bytes | None]]],
@@ -123,16 +129,6 @@ def write_sst(
                 os.fdatasync(file.fileno())
                 not_synced = 0
     writer.finish()
-
-
-RECORDS_PER_POLL = 2_000
-"""Records folded at once should fit the processor's cache: with 50,000 each took a third longer."""
-_NICENESS = 10
-_BYTES_BESIDE = 100
-"""About what a record takes in memory beside its key and value."""
-_PAUSE_S = 0.005
-_PULSE_S = 5.0
-_NEVER_SET = Wake()
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,23 @@ from forebay_web.large_answers import LargeAnswer, pieces_of
 from forebay_web.limits import Held, Limits, Peer, accepted_peer
 
 _MOST_ORIGINS = 1024
+log = logging.getLogger(__name__)
+_MOST_UNSENT_BYTES = 8 << 10
+"""Above this, answers are sent in the middle of a turn: a router that pipelines many reads can begin with their
+answers, and a peer that stopped reading holds back the next."""
+_MOST_PENDING = 256
+"""Outstanding answers on one connection above which nothing more is read from it, while they are small. It begins
+with one: how large they are is not known before."""
+_MOST_IN_A_TURN = 128
+"""Requests of one connection that are answered in a turn of the event loop: less than a millisecond's work."""
+_MOST_OF_A_TURN_S = 0.002
+"""Fewer, if they take longer, as those of long keys do."""
+_MOST_PENDING_BYTES = 1 << 20
+"""Limit in bytes for this many answers as large as the last."""
+Outcome = HttpAnswer | PendingResponse | None
+"""An answer at once, a slot of the protocol's to be filled later, or None, upon which FastAPI answers."""
+KeyHandler = Callable[[bytes, "FastPathProtocol"], Outcome]
+"""Answers a read of the key with this segment, received on this connection."""
 
 
 class OriginHeaders:
@@ -63,30 +80,6 @@ async def _begin_answer(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def _receive_nothing() -> Message:
     return {"type": "http.request"}
-
-
-log = logging.getLogger(__name__)
-
-_MOST_UNSENT_BYTES = 8 << 10
-"""Above this, answers are sent in the middle of a turn: a router that pipelines many reads can begin with their
-answers, and a peer that stopped reading holds back the next."""
-_MOST_PENDING = 256
-"""Outstanding answers on one connection above which nothing more is read from it, while they are small. It begins
-with one: how large they are is not known before."""
-_MOST_IN_A_TURN = 128
-"""Requests of one connection that are answered in a turn of the event loop: less than a millisecond's work."""
-_MOST_OF_A_TURN_S = 0.002
-"""Fewer, if they take longer, as those of long keys do."""
-_MOST_PENDING_BYTES = 1 << 20
-"""Limit in bytes for this many answers as large as the last."""
-
-
-Outcome = HttpAnswer | PendingResponse | None
-"""An answer at once, a slot of the protocol's to be filled later, or None, upon which FastAPI answers."""
-
-
-KeyHandler = Callable[[bytes, "FastPathProtocol"], Outcome]
-"""Answers a read of the key with this segment, received on this connection."""
 
 
 class Handlers(Protocol):

@@ -26,6 +26,18 @@ _MOST_STALL_S = 10.0
 _CLOSING_INTERVAL_S = 0.1
 """How often a closing connection is looked at."""
 _OUT_QUEUE = struct.Struct("@i")
+_MOST_HEAD_BYTES = 64 << 10
+"""Limit for an incomplete request head, not counting its first chunk."""
+_PARSED_AT_ONCE_BYTES = 4 << 10
+"""How much is parsed before it is known whether requests queue: a segment may hold thousands."""
+_MOST_AHEAD_BYTES = 64 << 10
+"""How much is read behind a request that waits for long: only reading tells whether its client has left."""
+_MOST_REQUEST_S = 30.0
+"""How long a request may take to arrive, and the first one to begin."""
+_NO_HTTP = "Invalid HTTP request received."
+_NO_HTTP_BUT_FOR_ESCAPES = (
+    "Invalid HTTP request received: its target holds bytes that must be percent-encoded, such as %C3%BC for ü."
+)
 
 
 class SlowPeerWatch:
@@ -80,20 +92,6 @@ class SlowPeerWatch:
                 # SIOCOUTQ of tcp(7): it falls with each byte, the transport's buffer after a third of them.
                 waiting += _OUT_QUEUE.unpack(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
         return waiting
-
-
-_MOST_HEAD_BYTES = 64 << 10
-"""Limit for an incomplete request head, not counting its first chunk."""
-_PARSED_AT_ONCE_BYTES = 4 << 10
-"""How much is parsed before it is known whether requests queue: a segment may hold thousands."""
-_MOST_AHEAD_BYTES = 64 << 10
-"""How much is read behind a request that waits for long: only reading tells whether its client has left."""
-_MOST_REQUEST_S = 30.0
-"""How long a request may take to arrive, and the first one to begin."""
-_NO_HTTP = "Invalid HTTP request received."
-_NO_HTTP_BUT_FOR_ESCAPES = (
-    "Invalid HTTP request received: its target holds bytes that must be percent-encoded, such as %C3%BC for ü."
-)
 
 
 class SlowPathProtocol(HttpToolsProtocol):

@@ -21,6 +21,14 @@ _ACCEPTABLE_AGE_MS = 120_000
 """Unless the store says itself which age is acceptable."""
 _FOLLOWING_MS = 30_000.0
 """A replica that is further behind its log reveals nothing about who writes to it."""
+log = logging.getLogger(__name__)
+_INTERVAL_MS = 1_000.0
+_LARGEST_SHARE = 0.02
+"""Of a core's time that surveys may take: those of many partitions are made less often."""
+_SLICE = 100
+"""Partitions surveyed at once, in a fraction of a millisecond: reads are answered in between."""
+_MOST_NAMED = 16
+"""Partitions, failures and restores that are named; the others are counted."""
 
 
 def acceptable_age_ms(spec: StoreSpec) -> int:
@@ -45,17 +53,6 @@ def silent_writers(
         return {}
     oldest_ms = now_epoch_ms - acceptable_age_ms(spec)
     return {writer: since_ms for writer, since_ms in sorted(beat_epoch_ms.items()) if since_ms < oldest_ms}
-
-
-log = logging.getLogger(__name__)
-
-_INTERVAL_MS = 1_000.0
-_LARGEST_SHARE = 0.02
-"""Of a core's time that surveys may take: those of many partitions are made less often."""
-_SLICE = 100
-"""Partitions surveyed at once, in a fraction of a millisecond: reads are answered in between."""
-_MOST_NAMED = 16
-"""Partitions, failures and restores that are named; the others are counted."""
 
 
 class Surveyed(Protocol):
