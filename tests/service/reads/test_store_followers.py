@@ -165,7 +165,7 @@ async def test_a_stream_ends_where_its_partition_is_no_longer_held(tmp_path):
 
 async def test_a_poll_is_answered_once_what_it_follows_has_changed(tmp_path):
     served = Served(tmp_path, "prefix=k")
-    changes = StoreChanges(served.admission, 1_000)
+    changes = StoreChanges(served.admission)
     page = served.page()
     request = PagesRequest({0: page.cursor}, wait_ms=600_000)
     polling = asyncio.ensure_future(changes.poll(served.selection, served.parameters, request, 1_000))
@@ -183,7 +183,7 @@ async def test_pages_of_a_poll_are_limited_together(tmp_path):
     served = Served(tmp_path)
     cursor = served.page().cursor
     served.apply((b"k", b"2"))
-    changes = StoreChanges(served.admission, 1_000)
+    changes = StoreChanges(served.admission)
     for most_bytes, partitions in ((1, [0]), (1_000, [0, 1])):
         request = PagesRequest(dict.fromkeys([0, 1], cursor), wait_ms=1, most_bytes=most_bytes)
         outcomes, _ = await changes.poll(served.selection, served.parameters, request, 1_000)
