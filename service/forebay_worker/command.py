@@ -5,31 +5,30 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from forebay.authentication import make_authenticator
 from forebay.cli import settings_options
+from forebay.errors import SettingError
+from forebay.listen_addresses import tcp_addresses, unix_addresses
 from forebay.logs import configure_logs
-from forebay.settings import WorkerSettings
+from forebay.ports import MAX_PORT
+from forebay.settings import WorkerSettings, settings_for
+from forebay.streams_metadata import HostInfo
 from forebay_web.listeners import bound, warn_of_anonymous_access
 from forebay_web.processes.parent import RELAYED, run_processes
 from forebay_web.processes.process_slot import SINGLE_PROCESS, ProcessSlot
 from forebay_web.server import Service, advertised, allow_open_files, serve
 from forebay_web.tls import listener_tls
-from forebay_worker.state.layout import unused_state
+from forebay_worker.state.layout import state_dir_of, unused_state
 
 if TYPE_CHECKING:
     from forebay_worker.worker import Worker
-from dataclasses import replace
 
-from forebay.errors import SettingError
-from forebay.listen_addresses import tcp_addresses, unix_addresses
-from forebay.ports import MAX_PORT
-from forebay.settings import settings_for
-from forebay.streams_metadata import HostInfo
-from forebay_worker.state.layout import state_dir_of
+log = logging.getLogger(__name__)
 
 DIVIDED = frozenset(
     {
@@ -45,7 +44,6 @@ DIVIDED = frozenset(
 )
 """The settings that are the whole worker's."""
 _LEAST = {setting.name: setting.least for setting in settings_for("worker")}
-log = logging.getLogger(__name__)
 _SWITCH_INTERVAL_S = 0.0002
 """Why: by default a read that arrives while another thread runs waits five milliseconds for Python's lock."""
 

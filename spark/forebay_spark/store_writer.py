@@ -16,10 +16,11 @@ from forebay_changelog import Changelog, Heartbeat
 from forebay_spark.destinations import open_destination
 from forebay_spark.query_runs import Output, QueryRun
 
+log = logging.getLogger(__name__)
+
 _INTERVAL_S = 600.0
 _SHARE = 0.02
 """The most of its time that compaction of one store takes: it reads the whole log, however little is new."""
-log = logging.getLogger(__name__)
 _PATIENCE_S = 120.0
 """How long a batch waits for its log: as long as Kafka's own producers do (``delivery.timeout.ms``)."""
 _PAUSE_S = 1.0

@@ -26,8 +26,9 @@ from forebay_tap.spark_checkpoint.files import CheckpointFiles, LocalFiles
 from forebay_tap.spark_checkpoint.logs import Offsets
 from forebay_tap.store_tap import StoreTap
 
-_LOCAL_S = 1.0
 log = logging.getLogger(__name__)
+
+_LOCAL_S = 1.0
 P = ParamSpec("P")
 T = TypeVar("T")
 _BEAT_MS = 1_000

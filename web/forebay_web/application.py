@@ -50,6 +50,8 @@ from forebay_web.limits import Held
 from forebay_web.request_guard import OPEN_PATHS, Guard, HostGuard, is_unknown
 from forebay_web.tickets import TicketParameter, Tickets, followed
 
+log = logging.getLogger(__name__)
+
 _PATH = "/docs"
 _FILES = {
     "swagger-ui-bundle.js": "text/javascript",
@@ -85,7 +87,6 @@ _START = """SwaggerUIBundle({
   validatorUrl: null,
 });
 """
-log = logging.getLogger(__name__)
 _KEY_BOUNDS = frozenset({"from", "to", "prefix"})
 _NATURAL = {"type": "integer", "minimum": 0}
 ANSWER_HEADERS: dict[str, Any] = {

@@ -39,8 +39,9 @@ from forebay_web.limits import Held, Limits
 from forebay_web.tls_listener import TlsListener
 from forebay_web.unix_listeners import is_unix_listener
 
-_LIVE = json_answer({"live": True})
 log = logging.getLogger(__name__)
+
+_LIVE = json_answer({"live": True})
 _ACCEPTED_IN_A_TURN = 8
 _GARBAGE_THRESHOLDS = (5_000, 20, 50)
 """New objects less those that went until the newest are searched for cycles, searches until older ones are."""

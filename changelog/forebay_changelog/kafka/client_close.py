@@ -19,8 +19,9 @@ from confluent_kafka.admin import AdminClient
 
 from forebay.logs import LogThrottle
 
-CLIENT_LOG = logging.getLogger("forebay.kafka")
 log = logging.getLogger(__name__)
+
+CLIENT_LOG = logging.getLogger("forebay.kafka")
 _PATIENCE_S = 5.0
 
 

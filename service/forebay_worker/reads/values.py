@@ -18,12 +18,13 @@ from forebay.wire.parameters import ReadParameters
 from forebay_worker.reads.located_keys import KeyForm
 from forebay_worker.reads.staleness_check import Admitted
 
+log = logging.getLogger(__name__)
+
 Pair = tuple[bytes, bytes]
 """A stored key and its value."""
 
 _LOWEST = b"\x00" * TIME_SIZE
 _HIGHEST = b"\xff" * TIME_SIZE
-log = logging.getLogger(__name__)
 _FIRST_CHUNK, _LARGEST_CHUNK = 8, 128
 """Entries that are read together: their size is unknown before."""
 _TURN_KEYS, _TURN_BYTES = 125, 256 << 10

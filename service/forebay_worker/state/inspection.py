@@ -16,10 +16,10 @@ from forebay_worker.state.relocation_plan import StoreContent
 from forebay_worker.state.reserved_records import IDENTITY_KEY, OFFSET_KEY, offsets_from_json
 from forebay_worker.state.store_origin import StoreIdentity
 
+log = logging.getLogger(__name__)
+
 IDENTITY_NAME = ".forebay-identity.json"
 """The file with the identity of a store of a user's supplier, in its directory."""
-
-log = logging.getLogger(__name__)
 
 
 def read_content(path: Path) -> StoreContent:

@@ -22,14 +22,14 @@ from forebay_worker.state.inspection import read_content
 from forebay_worker.state.layout import store_path
 from forebay_worker.state.relocation_plan import usable_offset
 
+log = logging.getLogger(__name__)
+
 RECORD_NAME = ".offsets.json"
 
 Positions = Mapping[TaskId, Mapping[str, int]]
 """Next offset to apply by task and store, for stores that have reached an end of their log."""
 
 _Fingerprint = list[int]
-
-log = logging.getLogger(__name__)
 
 
 def read_positions(directory: StateDirectory, topology: Topology) -> Positions:

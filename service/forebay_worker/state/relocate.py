@@ -34,12 +34,12 @@ from forebay_worker.state.relocation_plan import (
     plan_relocation,
 )
 
+log = logging.getLogger(__name__)
+
 JOURNAL_NAME = ".relocation.json"
 
 Step = Callable[[str], None]
 """Called after each step with its name; if it raises, everything stays as a kill would leave it."""
-
-log = logging.getLogger(__name__)
 
 
 class RelocationError(ForebayError):

@@ -23,6 +23,8 @@ from forebay_worker.tasks.phases import ReplicaPhase
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_events import EndReached, HandleEvent, ReplicaEvent, StoreDamaged
 
+log = logging.getLogger(__name__)
+
 _SLICE_S = 0.0003
 """Processor time of uninterrupted work. Why: a read that arrives meanwhile waits that long. RocksDB writes hold
 Python's lock for about a microsecond a record."""
@@ -34,7 +36,6 @@ _LEAST_TURN_S = 0.002
 """From one poll of a log that flows to the next at least: what comes together is committed together."""
 LONG_OPEN_MS = 10_000.0
 """A transaction that is open for longer than this is logged."""
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 MAX_RECORDS_PER_POLL = 2_000
 RECORDS_PER_COMMIT = 128

@@ -28,8 +28,9 @@ from forebay_web.fast_path.slow_path import SlowPathProtocol
 from forebay_web.large_answers import LargeAnswer, pieces_of
 from forebay_web.limits import Held, Limits, Peer, accepted_peer
 
-_MOST_ORIGINS = 1024
 log = logging.getLogger(__name__)
+
+_MOST_ORIGINS = 1024
 _MOST_UNSENT_BYTES = 8 << 10
 """Above this, answers are sent in the middle of a turn: a router that pipelines many reads can begin with their
 answers, and a peer that stopped reading holds back the next."""

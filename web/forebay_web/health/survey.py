@@ -17,11 +17,12 @@ from forebay.streams_metadata import StreamsMetadataState
 from forebay_web.health.findings import Finding
 from forebay_web.health.replica_states import Condition, ReplicaState, condition, first_replica
 
+log = logging.getLogger(__name__)
+
 _ACCEPTABLE_AGE_MS = 120_000
 """Unless the store says itself which age is acceptable."""
 _FOLLOWING_MS = 30_000.0
 """A replica that is further behind its log reveals nothing about who writes to it."""
-log = logging.getLogger(__name__)
 _INTERVAL_MS = 1_000.0
 _LARGEST_SHARE = 0.02
 """Of a core's time that surveys may take: those of many partitions are made less often."""
