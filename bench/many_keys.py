@@ -18,8 +18,8 @@ from bench.single_key import rate
 from bench.wrk import Requests
 
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
-from forebay_worker.state.memory import RocksDbMemory
 from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.state.rocksdb_memory import RocksDbMemory
 
 BATCH = 100
 ENTRIES = 100_000

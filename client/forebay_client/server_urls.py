@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from forebay.listen_addresses import UnixAddress, is_unix
-from forebay.ports import parse_port
+from forebay.networks import parse_port
 
 _DIGITS = 16
 

@@ -1,4 +1,4 @@
-"""Networks and names that a setting lists."""
+"""Ports, and the networks and names that a setting lists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from functools import lru_cache
 
 from forebay.errors import SettingError
 
+MAX_PORT = 65_535
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+
+
+def parse_port(text: str) -> int:
+    """Read a port; raises ``ValueError`` naming the text.
+
+    Why: resolvers take a larger one modulo 65,536, which leads to another server.
+    """
+    if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) <= MAX_PORT:
+        raise ValueError(f"{text[:20]!r} is not a port: ports are numbers from 1 to {MAX_PORT}")
+    return int(text)
 
 
 class Networks:

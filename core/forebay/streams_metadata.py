@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from forebay.errors import NotReady, UnknownPartitioner, UnknownStore
+from forebay.networks import parse_port
 from forebay.partitioning import StreamPartitioner
-from forebay.ports import parse_port
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 

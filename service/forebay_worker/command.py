@@ -15,7 +15,7 @@ from forebay.cli import settings_options
 from forebay.errors import SettingError
 from forebay.listen_addresses import tcp_addresses, unix_addresses
 from forebay.logs import configure_logs
-from forebay.ports import MAX_PORT
+from forebay.networks import MAX_PORT
 from forebay.settings import WorkerSettings, settings_for
 from forebay.streams_metadata import HostInfo
 from forebay_web.listeners import bound, warn_of_anonymous_access

@@ -39,9 +39,9 @@ from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
 from forebay_worker.reads.staleness_check import Admission
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.memory import RocksDbMemory
 from forebay_worker.state.offsets_file import CAUGHT_UP, INCOMPLETE
 from forebay_worker.state.relocate import prepare_state
+from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.manager import TaskManager
 from forebay_worker.tasks.recovery import RecoveryPolicy

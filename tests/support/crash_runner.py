@@ -16,8 +16,8 @@ from pathlib import Path
 from forebay.state_store import CommittedOffset
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TopicPartition
-from forebay_worker.state.memory import RocksDbMemory
 from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks.restore_process import write_sst
 
 TP, BESIDE = TopicPartition("log", 0), TopicPartition("beside", 0)

@@ -13,8 +13,8 @@ from forebay.topology_file import parse_topology
 from forebay.wire.parameters import ReadParameters
 from forebay_worker.reads.keys import Batched, Reads
 from forebay_worker.reads.staleness_check import Admission
-from forebay_worker.state.memory import RocksDbMemory
 from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks.replica import Replica
 
 MEBIBYTE = 1 << 20

@@ -11,7 +11,7 @@ from forebay.topology_file import parse_topology
 from forebay_changelog.sqlite import batches as sqlite_batches
 from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.memory import RocksDbMemory
+from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.state.store_factory import OpenedStore, StoreFactory
 from forebay_worker.tasks.manager import TaskManager
 from forebay_worker.tasks.recovery import RecoveryPolicy

@@ -13,7 +13,7 @@ from forebay.clock import boot_ms
 from forebay.event_loop_turns import in_turns
 from forebay.lag import Lag, Tolerance
 from forebay.wire.answer_aging import aged, bounds_exceeded
-from forebay.wire.answers import JSON_HEAD, NO_STORE, WITH_LAG, HttpAnswer
+from forebay.wire.answers import JSON_HEAD, NO_STORE, HttpAnswer
 from forebay.wire.batches import (
     FRAMES_HEAD,
     BatchKeys,
@@ -24,6 +24,7 @@ from forebay.wire.batches import (
     read_batch_frames,
     require_batch_frames,
 )
+from forebay.wire.retryable_statuses import WITH_LAG
 from forebay_web.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
 
 _BIN_32 = struct.Struct(">BI")

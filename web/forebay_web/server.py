@@ -151,12 +151,11 @@ def _machine_name() -> str:
 
 
 class Draining:
-    """Adds ``Connection: close`` to every answer once draining, so that clients move on.
+    """The application of a process: ``app``, which is replaced once the process has started.
 
-    Its ``app`` is replaced once the process has started.
-
-    To an identity it is not added: a router begins each connection with it, and has nothing else answered yet.
-    A request that is cancelled then, since it takes longer than the process has left, gets a 503.
+    It adds ``Connection: close`` to every answer once draining, so that clients move on, except to an identity: a
+    router begins each connection with it, and has nothing else answered yet. A request that is cancelled then, since
+    it takes longer than the process has left, gets a 503.
     """
 
     def __init__(self) -> None:

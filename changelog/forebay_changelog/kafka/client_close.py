@@ -1,4 +1,4 @@
-"""Disposal of librdkafka's clients, in threads of their own.
+"""What librdkafka's clients log, and their disposal in threads of their own.
 
 The destruction of one may block for ever if a broker went away at the wrong moment (librdkafka#5476). In a thread
 of the same client it ends the process; Python's garbage collector may run there, in a callback.

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 
 from forebay.errors import SettingError
 from forebay.file_access import cause
-from forebay.ports import parse_port
+from forebay.networks import parse_port
 
 _FORM = "kafka://HOST:PORT,HOST:PORT?name=value&properties=FILE"
 _SUPPORTED_BY_ALL = {"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"}

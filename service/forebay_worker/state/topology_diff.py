@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
-import click
-from rich.table import Table
-
-from forebay.cli import FILE
-from forebay.output import Output, json_output
 from forebay.spark_state import SparkState
 from forebay.store_spec import StoreSpec
 from forebay.topology import Topology
-from forebay.topology_file import load_topology
-from forebay_changelog.topology_command import topology
 from forebay_worker.state.relocation_plan import plan_relocation
 from forebay_worker.state.store_origin import difference, store_identity
 
@@ -133,48 +124,3 @@ def _of_another_application(old: Topology, new: Topology) -> list[StoreOutcome]:
             if name not in new.stores
         ),
     ]
-
-
-@topology.command("diff")
-@click.argument("old", type=FILE)
-@click.argument("new", type=FILE)
-@json_output
-def diff(old: Path, new: Path, output: Output) -> None:
-    """Show what becomes of each store's state when workers with the topology OLD start with NEW.
-
-    Exit status 1 if a store is refused or misread.
-    """
-    before, after = load_topology(old), load_topology(new)
-    stores = [outcome.document() for outcome in topology_diff(before, after)]
-    document = {"old": _named(before), "new": _named(after), "stores": stores}
-    same = before.fingerprint == after.fingerprint
-    summary = (
-        f"The fingerprint stays {after.fingerprint}."
-        if same
-        else f"The fingerprint changes from {before.fingerprint} to {after.fingerprint}. While workers with both "
-        "run, the leader assigns tasks to those with its own."
-    )
-    output.show(document, _table(stores), summary)
-    if any(store["outcome"] in (Outcome.REFUSED, Outcome.MISREAD) for store in stores):
-        sys.exit(1)
-
-
-def _named(one: Topology) -> dict[str, str]:
-    return {"application_id": one.application_id, "fingerprint": one.fingerprint}
-
-
-def _table(stores: list[dict[str, Any]]) -> Table:
-    table = Table()
-    for column in ("store", "outcome", "partitions", "ordinal", "changed", "why"):
-        table.add_column(column, overflow="fold")
-    for store in stores:
-        ordinals = [str(store[name]) for name in ("old_ordinal", "new_ordinal") if store[name] is not None]
-        table.add_row(
-            store["store"],
-            store["outcome"],
-            str(store["partitions"]),
-            " → ".join(dict.fromkeys(ordinals)),
-            ", ".join(store["changed"]),
-            store["reason"] or "",
-        )
-    return table

@@ -30,8 +30,8 @@ from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Batch, Consumer, Wake, open_changelog
-from forebay_worker.state.memory import filtered_blocks
 from forebay_worker.state.reserved_records import OFFSET_KEY, offsets_to_json
+from forebay_worker.state.rocksdb_memory import filtered_blocks
 from forebay_worker.state.storage_faults import storage_fault
 from forebay_worker.tasks.folding import Fold, advance, misplaced_keys
 from forebay_worker.tasks.log_continuity import continuity_fault

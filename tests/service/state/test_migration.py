@@ -9,7 +9,8 @@ from forebay.task_ids import TaskId, TopicPartition
 from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.state.checkpoint_file import CheckpointFile
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.memory import MemoryStore, RocksDbMemory
+from forebay_worker.state.memory import MemoryStore
+from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.state.store_factory import StoreFactory
 
 TP = TopicPartition("log", 0)

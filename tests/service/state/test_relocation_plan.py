@@ -20,7 +20,6 @@ from forebay.topology_file import parse_topology
 from forebay_worker.state.checkpoint_file import CheckpointFile
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import read_content
-from forebay_worker.state.memory import RocksDbMemory
 from forebay_worker.state.relocate import (
     JOURNAL_NAME,
     Relocation,
@@ -38,6 +37,7 @@ from forebay_worker.state.relocation_plan import (
     plan_relocation,
 )
 from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.state.store_origin import StoreIdentity
 
 FOUR = ("a", "b", "c", "d")

@@ -25,9 +25,10 @@ from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.state.checkpoint_file import CheckpointFile
 from forebay_worker.state.checkpointed_store import CheckpointedStore
 from forebay_worker.state.directory import StateDirectory
-from forebay_worker.state.memory import MemoryStore, RocksDbMemory
+from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.reserved_records import IDENTITY_KEY
 from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.restore_process import write_sst
 from tests.support.cluster import wait_until

@@ -21,8 +21,8 @@ from forebay_changelog.sqlite import batches as sqlite_batches
 from forebay_changelog.sqlite import log_file as sqlite_log_file
 from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_changelog.sqlite.consumer import SqliteConsumer
-from forebay_worker.state.memory import RocksDbMemory
 from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks import bulk_restore, restoration
 from forebay_worker.tasks.bulk_restore import BulkRestore
 from forebay_worker.tasks.replica import Replica

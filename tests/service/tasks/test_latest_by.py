@@ -23,8 +23,8 @@ from forebay_changelog.sqlite import batches as sqlite_batches
 from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_changelog.sqlite.compaction import CompactionLimits
 from forebay_worker.reads.values import latest_entries, values_of
-from forebay_worker.state.memory import RocksDbMemory
 from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks.applier_thread import Applier
 from forebay_worker.tasks.bulk_restore import ingest
 from forebay_worker.tasks.expiry import Expiry

@@ -18,8 +18,8 @@ from forebay.task_ids import TaskId, TopicPartition
 from forebay_changelog import Batch, Heartbeat, Record, heartbeat_key
 from forebay_changelog.sqlite import batches as sqlite_batches
 from forebay_changelog.sqlite.changelog import SqliteChangelog
-from forebay_worker.state.memory import RocksDbMemory
 from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks.applier_thread import Applier
 from forebay_worker.tasks.apply import apply_batch
 from forebay_worker.tasks.bulk_restore import BulkRestore

@@ -9,8 +9,8 @@ from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
-from forebay_worker.state.memory import RocksDbMemory
 from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks.bulk_restore import Restoration, ingest
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.restore_process import RestoreReport, write_sst

@@ -1,0 +1,60 @@
+"""The memory that all RocksDB stores of a process share, and the options of each."""
+
+from __future__ import annotations
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    DBCompressionType,
+    Options,
+    WriteBufferManager,
+)
+
+_BLOOM_BITS_PER_KEY = 10
+_WRITE_BUFFER_BYTES_PER_STORE = 16 << 20
+_ARENA_BLOCK_BYTES = 64 << 10
+"""Counted against the shared write buffers at the first record; a megabyte each would cause constant flushes."""
+_MOST_LOG_FILE_BYTES = 128 << 10
+
+
+def filtered_blocks() -> BlockBasedOptions:
+    """Blocks with a Bloom filter for each file, so that a miss reads hardly any."""
+    table = BlockBasedOptions()
+    table.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
+    return table
+
+
+class RocksDbMemory:
+    """The memory shared by all stores of a process: one block cache and one write-buffer manager."""
+
+    def __init__(self, block_cache_bytes: int, write_buffer_bytes: int) -> None:
+        self._cache = Cache(block_cache_bytes)
+        self._write_buffers = WriteBufferManager(write_buffer_bytes, False)
+
+    @property
+    def block_cache_bytes(self) -> int:
+        """How much of the block cache is in use."""
+        return int(self._cache.get_usage())
+
+    def options(self) -> Options:
+        """Options of a store that uses the shared memory."""
+        table = filtered_blocks()
+        table.set_block_cache(self._cache)
+        table.set_cache_index_and_filter_blocks(True)
+        table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_block_based_table_factory(table)
+        options.set_write_buffer_manager(self._write_buffers)
+        options.set_write_buffer_size(_WRITE_BUFFER_BYTES_PER_STORE)
+        options.set_arena_block_size(_ARENA_BLOCK_BYTES)
+        options.set_compression_type(DBCompressionType.lz4())
+        # Of its own log, to which each flush adds some kilobytes; by default it grows without end.
+        options.set_keep_log_file_num(2)
+        options.set_max_log_file_size(_MOST_LOG_FILE_BYTES)
+        options.set_max_open_files(256)
+        # More threads would be started and ended at every opening, which takes half of its time.
+        options.set_max_file_opening_threads(1)
+        options.set_skip_stats_update_on_db_open(True)
+        options.set_stats_dump_period_sec(0)
+        return options
