@@ -154,8 +154,8 @@ class Draining:
     """The application of a process: ``app``, which is replaced once the process has started.
 
     It adds ``Connection: close`` to every answer once draining, so that clients move on, except to an identity: a
-    router begins each connection with it, and has nothing else answered yet. A request that is cancelled then, since
-    it takes longer than the process has left, gets a 503.
+    router begins each connection with it, and has nothing else answered yet. A request that is cancelled then,
+    since it takes longer than the process has left, gets a 503.
     """
 
     def __init__(self) -> None:
