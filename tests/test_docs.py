@@ -19,11 +19,13 @@ from docs.generate import GENERATED, problems_page, settings_page
 
 from forebay.authentication import AUTHENTICATOR_ENTRY_POINTS
 from forebay.cli import commands
+from forebay.client import Client
 from forebay.codecs.keys import KEY_CODECS
 from forebay.codecs.values import VALUE_CODECS
 from forebay.errors import Forbidden, Problem, Unauthenticated
 from forebay.settings import SETTINGS, RouterSettings, load_settings
 from forebay.store_spec import PARTITIONER_ENTRY_POINTS, StoreSpec
+from forebay.streams_metadata import StreamsMetadataState
 from forebay.topology import SubTopology
 from forebay.topology_file import KINDS, STORE_ENTRY_POINTS, parse_topology
 
@@ -198,6 +200,17 @@ def test_every_decision_is_a_record_in_the_table():
         parts = [part for part in re.findall(r"^## (.+)$", text, re.M) if part != "Figures"]
         assert parts == ["Context", "Decision", "Consequences", "Code"], name
         assert sum(map(bool, text.splitlines())) <= 45, f"{name}: too long for one decision"
+
+
+def test_what_the_page_for_kafka_streams_names_is_there():
+    page = (DOCS / "kafka-streams.md").read_text()
+    assert set(re.findall(r"`(--[a-z-]+)`", page)) <= {setting.flag for setting in SETTINGS} | {"--watch"}
+    methods = set(re.findall(r"`\.(\w+)\(", page))
+    assert len(methods) > 5
+    assert methods <= set(dir(StreamsMetadataState))
+    assert set(re.findall(r"`client\.(\w+)\(", page)) <= set(dir(Client))
+    paths = set(json.loads((ROOT / "openapi/router.json").read_text())["paths"])
+    assert set(re.findall(r"(/v1/[\w/{}]+)", page)) <= paths
 
 
 def test_every_term_of_the_glossary_says_where_it_lives():
