@@ -26,8 +26,8 @@ CONNECTIONS = 32
 SMALL_CACHE_BYTES = 4 << 20
 WRITES_PER_SECOND = 10
 _RECORD_BYTES = 16 + VALUE_BYTES
-_MOST_STATE_BYTES = 64 << 20
-_MOST_KEYS_READ = 50_000
+_MAX_STATE_BYTES = 64 << 20
+_MAX_KEYS_READ = 50_000
 _WARM_UP_S = 1
 
 
@@ -66,7 +66,7 @@ GROWTHS = (
         "value size",
         "B",
         (100, 1_000, 10_000, 100_000, 1_000_000),
-        lambda size: Setup(value_bytes=int(size), keys=min(KEYS, _MOST_STATE_BYTES // int(size))),
+        lambda size: Setup(value_bytes=int(size), keys=min(KEYS, _MAX_STATE_BYTES // int(size))),
         # At a hundred megabytes a second the loop itself takes a third of its processor.
         reads_per_second=100,
     ),
@@ -149,7 +149,7 @@ def _served(directory: Path, setup: Setup) -> Iterator[tuple[str, list[str]]]:
             wait_caught_up(worker)
         paths = [f"/v1/stores/{store}/keys/{key.decode()}" for store, some in split.items() for key in some]
         with _written_to(cluster, stores[0], split[stores[0]]):
-            yield worker, random.Random(1).sample(paths, min(len(paths), _MOST_KEYS_READ))
+            yield worker, random.Random(1).sample(paths, min(len(paths), _MAX_KEYS_READ))
 
 
 @contextlib.contextmanager

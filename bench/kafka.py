@@ -65,7 +65,7 @@ class Restored:
     records_per_second: float
     serving_processor_s: float
     processor_s: float
-    most_resident_mb: float
+    max_resident_mb: float
 
 
 def small_records() -> dict[bytes, bytes]:
@@ -84,7 +84,7 @@ def restore(cluster: Cluster, processes: int) -> Restored:
         begun, used, family = time.monotonic(), processor_s(pid), Family(pid)
         wait_until(lambda: family.sample() or _complete(address) == PARTITIONS, "the end of a restore", 120)
         took = time.monotonic() - begun
-        return Restored(RECORDS / took, processor_s(pid) - used, family.processor_s, family.most_resident_mb)
+        return Restored(RECORDS / took, processor_s(pid) - used, family.processor_s, family.max_resident_mb)
     finally:
         cluster.kill(address, signal.SIGTERM)
         shutil.rmtree(cluster._state_dirs[address], ignore_errors=True)

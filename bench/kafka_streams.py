@@ -56,7 +56,7 @@ def _restoration(effort: Effort, broker: Broker, classes: Path) -> list[Row]:
     return [
         row(what, "records/s", lambda restored: restored.records_per_second, Target(1)),
         row("processor time that it takes, in all processes", "s", lambda restored: restored.processor_s),
-        row("the most memory that it takes, of all processes", "MB", lambda restored: restored.most_resident_mb),
+        row("the most memory that it takes, of all processes", "MB", lambda restored: restored.max_resident_mb),
     ]
 
 
@@ -65,7 +65,7 @@ def _restored(service: TableService) -> Restored:
     family = Family(service.pid)
     restored = service.restored(family.sample)
     used_s = family.processor_s
-    return Restored(restored.records / restored.seconds, used_s, used_s, family.most_resident_mb)
+    return Restored(restored.records / restored.seconds, used_s, used_s, family.max_resident_mb)
 
 
 def _reads(effort: Effort, broker: Broker, classes: Path) -> list[Row]:

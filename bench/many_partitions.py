@@ -30,7 +30,7 @@ class Case:
 
     partitions: int
     per_second: int
-    least_ratio: float
+    min_ratio: float
 
 
 _CASES = (Case(64, 0, 0.8), Case(1_024, 0, 0.8), Case(64, _PER_SECOND, 0.7))
@@ -63,7 +63,7 @@ def _row(effort: Effort, case: Case, kafka: str | None) -> Row:
         tuple(ours),
         f"{_FEW} partitions",
         tuple(theirs),
-        Target(case.least_ratio),
+        Target(case.min_ratio),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.comparison import Effort
 from bench.deployment import ask, deployment, topology, wait_caught_up
 from bench.figures import Row, Target
-from bench.process import most_resident_mb
+from bench.process import max_resident_mb
 from bench.records import records
 
 from tests.support.cluster import Cluster
@@ -33,7 +33,7 @@ def memory(effort: Effort) -> list[Row]:
         wait_caught_up(worker)
         for _ in range(PASSES):
             _write_and_read(cluster, worker)
-        taken = most_resident_mb(cluster.workers[worker].pid)
+        taken = max_resident_mb(cluster.workers[worker].pid)
     what = f"memory of a worker with {STORES} stores of {PARTITIONS} partitions, written to and read"
     return [Row(what, "MB", (taken,), target=Target(BOUND_MB, at_least=False, of_ratio=False))]
 

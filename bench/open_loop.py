@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from bench.credentials import AUTHORIZATION
 
 _TIMEOUT_S = 5.0
-_MOST_CONNECTIONS = 900
+_MAX_CONNECTIONS = 900
 """Select takes descriptors below 1,024."""
 _CONTENT_LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -76,7 +76,7 @@ class _Loop:
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
         self._idle: list[_Connection] = []
-        self._free = asyncio.Semaphore(_MOST_CONNECTIONS)
+        self._free = asyncio.Semaphore(_MAX_CONNECTIONS)
 
     async def run(self, paths: Sequence[str], per_second: int, going_on: Callable[[], bool]) -> list[Read]:
         lines = f"HTTP/1.1\r\nhost: localhost\r\nauthorization: {AUTHORIZATION}\r\n\r\n"

@@ -23,7 +23,7 @@ class Family:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._begun_s = self._used_s()
-        self.most_resident_mb = 0.0
+        self.max_resident_mb = 0.0
         self.sample()
 
     @property
@@ -33,7 +33,7 @@ class Family:
 
     def sample(self) -> None:
         """Look at their memory."""
-        self.most_resident_mb = max(self.most_resident_mb, sum(self._of_each(resident_mb)))
+        self.max_resident_mb = max(self.max_resident_mb, sum(self._of_each(resident_mb)))
 
     def _used_s(self) -> float:
         return sum(self._of_each(_processor_with_ended_children_s))
@@ -64,7 +64,7 @@ def resident_mb(pid: int) -> float:
     return _status_mb(pid, "VmRSS")
 
 
-def most_resident_mb(pid: int) -> float:
+def max_resident_mb(pid: int) -> float:
     """The most memory that was ever resident."""
     return _status_mb(pid, "VmHWM")
 

@@ -17,7 +17,7 @@ from forebay.client import Client
 from tests.support.cluster import free_port, wait_until
 
 _BATCH = 500
-_MOST_ANSWER_BYTES = 64 << 10
+_MAX_ANSWER_BYTES = 64 << 10
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n")
 _AGAINST = "the same router, loopback TCP"
 _TOKEN = credentials.AUTHORIZATION.removeprefix("Bearer ")
@@ -68,7 +68,7 @@ def _p50_ms(
 def _receive_answer(connection: socket.socket) -> None:
     received = b""
     while (end := received.find(b"\r\n\r\n")) < 0 or len(received) < end + 4 + _body_bytes(received):
-        received += connection.recv(_MOST_ANSWER_BYTES)
+        received += connection.recv(_MAX_ANSWER_BYTES)
     assert received.startswith(b"HTTP/1.1 200"), received
 
 

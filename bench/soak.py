@@ -36,7 +36,7 @@ READS_PER_SECOND = 400
 CHURNED_PER_SECOND = 20
 IDLE = 2_000
 _PARTITIONS = 4
-_WARM_UP_SHARE, _MOST_WARM_UP_MINUTES = 0.4, 5.0
+_WARM_UP_SHARE, _MAX_WARM_UP_MINUTES = 0.4, 5.0
 _SMALL = ("--rocksdb-write-buffer-bytes", str(4 << 20), "--rocksdb-block-cache-bytes", str(8 << 20))
 """Full after the warm-up too."""
 _QUANTITIES: Mapping[str, tuple[str, Callable[[int], float]]] = {
@@ -44,7 +44,7 @@ _QUANTITIES: Mapping[str, tuple[str, Callable[[int], float]]] = {
     "descriptors": ("", descriptors),
     "threads": ("", threads),
 }
-_MOST_GROWTH = 0.001
+_MAX_GROWTH = 0.001
 """A minute, of all there is."""
 _Samples = dict[tuple[str, str], list[float]]
 """By tier and quantity."""
@@ -66,7 +66,7 @@ def main(minutes: float, publishes: bool) -> None:
 
 def soak(directory: Path, minutes: float) -> list[Row]:
     """Each quantity of each tier, and how it grew."""
-    warm_up_minutes = min(_WARM_UP_SHARE * minutes, _MOST_WARM_UP_MINUTES)
+    warm_up_minutes = min(_WARM_UP_SHARE * minutes, _MAX_WARM_UP_MINUTES)
     with _loaded(directory) as pids:
         time.sleep(warm_up_minutes * 60)
         times, samples = _sampled(pids, minutes - warm_up_minutes)
@@ -116,7 +116,7 @@ def _row(tier: str, what: str, times: list[float], values: list[float]) -> Row:
     unit, _ = _QUANTITIES[what]
     named = f"soak, {tier}: growth of {what} a minute, over {times[-1]:.1f} minutes, ± 2 standard errors"
     level = (min(values), median(values), max(values))
-    most = Target(_MOST_GROWTH, at_least=False)
+    most = Target(_MAX_GROWTH, at_least=False)
     return Row(named, unit, slope(times, values).bounds, f"all {what}", level, most)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.comparison import Effort
 from bench.figures import Row, Target, percentile
-from bench.process import Family, most_resident_mb
+from bench.process import Family, max_resident_mb
 
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Heartbeat
@@ -60,7 +60,7 @@ class _Followed:
     tap_s: float
     query_s: float
     state_source_s: list[float]
-    most_resident_mb: float
+    max_resident_mb: float
 
 
 def state_tap(effort: Effort) -> list[Row]:
@@ -78,7 +78,7 @@ def state_tap(effort: Effort) -> list[Row]:
                 "the query itself",
                 (followed.query_s,),
             ),
-            Row(f"{what}: most memory", "MB", (followed.most_resident_mb,)),
+            Row(f"{what}: most memory", "MB", (followed.max_resident_mb,)),
             Row(
                 f"{what}: a batch is in the log",
                 "s",
@@ -112,7 +112,7 @@ def _follow(directory: Path, changes: int, load: _Load) -> _Followed:
         ended_ms = {batch: (commits / str(batch)).stat().st_mtime_ns / 1e6 for batch in range(1, batches + 1)}
         changelog = SqliteChangelog(directory / "log")
         _wait(lambda: _newest_batch(changelog) == batches, tap)
-        tap_s, most_mb = tap_use.processor_s, most_resident_mb(tap.pid)
+        tap_s, max_mb = tap_use.processor_s, max_resident_mb(tap.pid)
         heartbeats = list(_heartbeats(changelog))
         assert query.stdout is not None
         report = json.loads(query.stdout.readlines()[-1])
@@ -121,7 +121,7 @@ def _follow(directory: Path, changes: int, load: _Load) -> _Followed:
             tap_s,
             query_s,
             report["state_source_s"],
-            most_mb,
+            max_mb,
         )
     finally:
         for process in (query, tap):

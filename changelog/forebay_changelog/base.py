@@ -162,16 +162,16 @@ class Batch(NamedTuple):
         epoch = epoch_before(self.epochs, offset)
         return None if epoch is None else OffsetAndEpoch(offset, epoch)
 
-    def slices(self, most_records: int) -> Iterator[Batch]:
+    def slices(self, max_records: int) -> Iterator[Batch]:
         """The same in parts of at most this many records; only the last says what is true of the whole."""
         count = len(self.records)
-        if count <= most_records:
+        if count <= max_records:
             yield self
             return
-        for first in range(0, count - most_records, most_records):
-            part = self.records[first : first + most_records]
+        for first in range(0, count - max_records, max_records):
+            part = self.records[first : first + max_records]
             yield self._replace(records=part, position=part[-1][0] + 1, end_reached=False)
-        yield self._replace(records=self.records[first + most_records :])
+        yield self._replace(records=self.records[first + max_records :])
 
 
 class ReadFailure(NamedTuple):

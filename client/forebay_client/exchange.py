@@ -32,7 +32,7 @@ _STREAM_GRACE_MS = 2_000.0
 """A stream starts with whatever there is once its time is over, from one replica after the other."""
 _CONNECT_SHARE = 1 / 3
 """Of the time, what an address may take that does not answer."""
-_LEAST_PAUSE_S = 0.1
+_MIN_PAUSE_S = 0.1
 _SILENCE_S = KEEP_ALIVE_MS / 1000 + 5
 """A stream that is silent for this long is lost: its server would have sent a comment."""
 _PAUSE_S = 0.25
@@ -320,7 +320,7 @@ def not_forebay(response: httpx.Response, expected: str, via: str = "") -> Probl
 def _pause_s(problem: Problem) -> float:
     """When to retry a server that refused; a router or worker that does not say when means never."""
     if problem.retry_after_s is not None:
-        return max(problem.retry_after_s, _LEAST_PAUSE_S)
+        return max(problem.retry_after_s, _MIN_PAUSE_S)
     return _PAUSE_S if type(problem) is Problem else math.inf
 
 

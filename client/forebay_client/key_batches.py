@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from forebay.errors import BadKey, Problem
 from forebay.wire.answers import problem_of
-from forebay.wire.batches import MOST_BODY_BYTES, MOST_KEYS
+from forebay.wire.batches import MAX_BODY_BYTES, MAX_KEYS
 from forebay_client.exchange import Request
 from forebay_client.options import store_path
 from forebay_client.request_identity import Requested, batch_mismatch
 from forebay_client.results import Answer, answer_of
 
-_MOST_BATCH_BYTES = MOST_BODY_BYTES - 1_024
+_MAX_BATCH_BYTES = MAX_BODY_BYTES - 1_024
 
 
 class BatchKey(NamedTuple):
@@ -41,7 +41,7 @@ def key_text(key: Any) -> str:
 
 def require_size(key: BatchKey) -> BatchKey:
     """The same key; raises ``BadKey`` if it is too long for a request."""
-    if key.size_bytes > _MOST_BATCH_BYTES:
+    if key.size_bytes > _MAX_BATCH_BYTES:
         raise BadKey(
             f"The key is {key.size_bytes} bytes long, more than a request may contain.", store=key.requested.store
         )
@@ -54,7 +54,7 @@ def batches(keys: Iterable[BatchKey]) -> Iterator[list[BatchKey]]:
     held_bytes = 0
     for key in keys:
         key_bytes = key.size_bytes
-        if len(batch) == MOST_KEYS or held_bytes + key_bytes > _MOST_BATCH_BYTES:
+        if len(batch) == MAX_KEYS or held_bytes + key_bytes > _MAX_BATCH_BYTES:
             yield batch
             batch, held_bytes = [], 0
         batch.append(key)

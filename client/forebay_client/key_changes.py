@@ -21,8 +21,8 @@ from forebay_client.store_changes import StoreChange, StoreChangesRequest, Store
 C = TypeVar("C")
 """What following yields."""
 
-_LEAST_PAUSE_S = 0.1
-_MOST_PAUSE_S = 1.0
+_MIN_PAUSE_S = 0.1
+_MAX_PAUSE_S = 1.0
 
 
 class Following(Generic[C]):
@@ -43,7 +43,7 @@ class Following(Generic[C]):
         self._events: deque[Event] = deque()
         self._last_event_id: str | None = None
         self._began = self._leaving = self._closed = False
-        self._pause_s = _LEAST_PAUSE_S
+        self._pause_s = _MIN_PAUSE_S
         self.lag: Lag = UNKNOWN_LAG
         fork_safety.renew_on_fork(self)
 
@@ -111,7 +111,7 @@ class Following(Generic[C]):
         self._reads.note(self._request.store, change)
         self._leaving = False
         if not isinstance(change, Problem) or isinstance(change, UnknownKey):
-            self._pause_s = _LEAST_PAUSE_S
+            self._pause_s = _MIN_PAUSE_S
         elif change.status in OF_THE_SERVER:
             # Another server may see more of the workers.
             self._leaving = self._reads.several
@@ -146,4 +146,4 @@ class Following(Generic[C]):
         if self._closed:
             return
         yield Pause(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, _MOST_PAUSE_S)
+        self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)

@@ -20,7 +20,7 @@ from forebay.output import Output, json_output, terminal
 from forebay.standard_streams import print_line
 from forebay_client.command_target import Server, server_options
 
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 _SEVERITY_STYLES = {"error": "bold red", "warning": "yellow"}
 _ROLE_STYLES = {"active": "bold green", "restoring": "yellow", "standby": "cyan"}
 
@@ -155,8 +155,8 @@ def failures(lags: list[dict[str, Any]]) -> list[str]:
         if row.get("failure") is not None:
             concerned.setdefault(row["failure"], []).append(f"{row['store']}-{row['partition']} on {row['host']}")
     return [
-        f"not applied: {', '.join(sorted(replicas)[:_MOST_NAMED])}"
-        f"{f' and {len(replicas) - _MOST_NAMED} more' if len(replicas) > _MOST_NAMED else ''}: {reason}"
+        f"not applied: {', '.join(sorted(replicas)[:_MAX_NAMED])}"
+        f"{f' and {len(replicas) - _MAX_NAMED} more' if len(replicas) > _MAX_NAMED else ''}: {reason}"
         for reason, replicas in concerned.items()
     ]
 

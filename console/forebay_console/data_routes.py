@@ -35,7 +35,7 @@ from forebay_web.health.replica_states import ReplicaState, condition, first_rep
 from forebay_web.health.store_counts import StoreCounts
 from forebay_web.health.survey import Survey, Surveyed
 
-_MOST_PARTITIONS = 1_000
+_MAX_PARTITIONS = 1_000
 _DEFAULT_PARTITIONS = 200
 
 
@@ -177,13 +177,13 @@ def add_console_routes(app: FastAPI, console: Console, bounds: Bounds | None) ->
         NotReady,
         UnknownStore,
         BadParameter,
-        **{"from": "First partition.", "limit": f"Maximum number of partitions, at most {_MOST_PARTITIONS}."},
+        **{"from": "First partition.", "limit": f"Maximum number of partitions, at most {_MAX_PARTITIONS}."},
     )
     async def replicas(request: Request) -> Response:
         """The replicas of a store by partition, a page at a time: worker, role, lag as of now."""
         numbers = natural_parameters(request.scope["query_string"], **{"from": 0, "limit": _DEFAULT_PARTITIONS})
-        if not 1 <= numbers["limit"] <= _MOST_PARTITIONS:
-            raise BadParameter(f"limit= must be 1 to {_MOST_PARTITIONS}.", parameter="limit")
+        if not 1 <= numbers["limit"] <= _MAX_PARTITIONS:
+            raise BadParameter(f"limit= must be 1 to {_MAX_PARTITIONS}.", parameter="limit")
         page = console.replicas(request.path_params["store"], numbers["from"], numbers["limit"])
         return respond(json_answer(page))
 

@@ -19,10 +19,10 @@ from forebay_web.health.store_counts import StoreCounts, StoreSample, difference
 log = logging.getLogger(__name__)
 
 SECONDS_KEPT = 180
-_LEAST_KEPT = 60
+_MIN_KEPT = 60
 SERVED_SECONDS = 60
 """The time over which the lag of answers is summed, for the question what a tolerance would have refused."""
-_MOST_REMEMBERED = 20_000
+_MAX_REMEMBERED = 20_000
 """Samples of all stores together that are remembered: beyond, each ring is shorter. One takes half a kilobyte."""
 
 
@@ -60,8 +60,8 @@ class History:
         """Add the second that ends now."""
         lags = self._lags()
         counters = {} if self._counters is None else self._counters()
-        if len(lags) * self._kept > _MOST_REMEMBERED:
-            self._kept = max(_LEAST_KEPT, _MOST_REMEMBERED // len(lags))
+        if len(lags) * self._kept > _MAX_REMEMBERED:
+            self._kept = max(_MIN_KEPT, _MAX_REMEMBERED // len(lags))
         for store in self._rings.keys() - lags.keys():
             del self._rings[store]
             self._last.pop(store, None)

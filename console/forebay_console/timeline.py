@@ -12,8 +12,8 @@ from forebay.wire.answer_schemas.members import Natural
 from forebay_web.health.replica_states import Condition
 from forebay_web.health.survey import Affected, StoreSurvey, Surveys
 
-_MOST_EVENTS = 256
-_MOST_NAMED = 16
+_MAX_EVENTS = 256
+_MAX_NAMED = 16
 
 
 EventKind: TypeAlias = Literal[
@@ -43,7 +43,7 @@ class Timeline:
     """The newest events, the oldest first."""
 
     def __init__(self) -> None:
-        self._events: deque[TimelineEvent] = deque(maxlen=_MOST_EVENTS)
+        self._events: deque[TimelineEvent] = deque(maxlen=_MAX_EVENTS)
 
     def on_survey(self, before: Surveys, now: Surveys) -> None:
         """Add what changed from one survey to the next."""
@@ -88,7 +88,7 @@ def _promotions(at_ms: int, before: StoreSurvey, now: StoreSurvey) -> Iterator[T
         elif earlier is not None and earlier[1] == "active":
             moved.setdefault(("active-lost", earlier[0]), []).append(partition)
     for (kind, host), partitions in moved.items():
-        named = tuple(partitions[:_MOST_NAMED])
+        named = tuple(partitions[:_MAX_NAMED])
         yield TimelineEvent(at_ms, kind, _detail(kind, now.store, partitions, host), now.store, named, host)
 
 

@@ -12,13 +12,13 @@ from forebay.clock import boot_ms
 from forebay.errors import Unauthenticated
 from forebay.reloaded_file import ReloadedFile
 
-LEAST_TOKEN_CHARACTERS = 16
+MIN_TOKEN_CHARACTERS = 16
 """Of a token in a file: shorter ones are words, or can be tried one after the other."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _DIGEST = re.compile(r"sha256:([0-9A-Fa-f]{64})")
-_MOST_REMEMBERED = 4096
-_MOST_REMEMBERED_BYTES = 512
+_MAX_REMEMBERED = 4096
+_MAX_REMEMBERED_BYTES = 512
 _OF_NOTHING = hashlib.sha256(b"").digest()
 
 
@@ -45,7 +45,7 @@ def _holder_of(authorization: bytes) -> bytes:
     return hashlib.sha256(authorization if token is None else token).digest()
 
 
-holder_of = remembered(_holder_of, _MOST_REMEMBERED, _MOST_REMEMBERED_BYTES)
+holder_of = remembered(_holder_of, _MAX_REMEMBERED, _MAX_REMEMBERED_BYTES)
 """Whom a request's ``Authorization`` names: the same for every spelling of one token, and for its tickets."""
 
 
@@ -53,7 +53,7 @@ class TokensFile:
     """Accepts every request with one of a file's tokens.
 
     Each line is ``NAME TOKEN`` or ``NAME sha256:HEX``, with the SHA-256 of the token; empty lines and those that
-    begin with ``#`` are ignored. A token has at least ``LEAST_TOKEN_CHARACTERS``, of
+    begin with ``#`` are ignored. A token has at least ``MIN_TOKEN_CHARACTERS``, of
     which a digest shows nothing. The name is for people who read the file; several lines may have the same name.
     The file is read again within a second of a change. Raises ``SettingError`` naming file and line.
     """
@@ -72,7 +72,7 @@ class TokensFile:
         # Sets are searched by hash: the time that takes does not reveal how much of a token was right.
         if authorization not in self._let_in:
             self.digest_of(authorization)
-            if len(self._let_in) < _MOST_REMEMBERED and len(authorization) <= _MOST_REMEMBERED_BYTES:
+            if len(self._let_in) < _MAX_REMEMBERED and len(authorization) <= _MAX_REMEMBERED_BYTES:
                 self._let_in.add(authorization)
 
     def digests(self) -> frozenset[bytes]:
@@ -101,9 +101,9 @@ def _read_digests(text: str) -> frozenset[bytes]:
         except ValueError:
             # The line itself contains a secret.
             raise ValueError(f"line {number} is neither NAME TOKEN nor NAME sha256:HEX") from None
-        if len(token) < LEAST_TOKEN_CHARACTERS:
+        if len(token) < MIN_TOKEN_CHARACTERS:
             raise ValueError(
-                f"line {number} has a token of fewer than {LEAST_TOKEN_CHARACTERS} characters, which can be "
+                f"line {number} has a token of fewer than {MIN_TOKEN_CHARACTERS} characters, which can be "
                 "guessed. Make one with 'openssl rand -hex 32'"
             )
         if digest == _OF_NOTHING:

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-_MOST_IN_A_TURN_S = 0.002
+_MAX_IN_A_TURN_S = 0.002
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ class _LoopTurn:
     def until_s(self, now_s: float) -> float:
         """When it is over: what one has begun, the next one in the same turn continues."""
         if self._until_s is None:
-            self._until_s = now_s + _MOST_IN_A_TURN_S
+            self._until_s = now_s + _MAX_IN_A_TURN_S
             asyncio.get_running_loop().call_soon(self._end)
         return self._until_s
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 from forebay.streams_metadata import HostInfo, is_loopback
 
 _SCHEME = "unix:"
-_MOST_PATH_BYTES = 107
+_MAX_PATH_BYTES = 107
 """The kernel's limit (``sun_path`` in ``unix(7)``)."""
 
 
@@ -29,8 +29,8 @@ class UnixAddress(NamedTuple):
             path = path[2:]
         if not is_unix(text) or not path.startswith("/") or path.startswith("//") or path.endswith("/"):
             raise ValueError(f"{text!r} is not a Unix socket of the form unix:/run/forebay/router.sock")
-        if len(path.encode()) > _MOST_PATH_BYTES:
-            raise ValueError(f"{text!r} has a path of more than {_MOST_PATH_BYTES} bytes, the most for a socket")
+        if len(path.encode()) > _MAX_PATH_BYTES:
+            raise ValueError(f"{text!r} has a path of more than {_MAX_PATH_BYTES} bytes, the most for a socket")
         return cls(Path(path))
 
 

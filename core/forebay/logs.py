@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from queue import SimpleQueue
 from typing import TextIO
 
-_MOST_WAITING = 10_000
+_MAX_WAITING = 10_000
 _PATIENCE_S = 1.0
 """How long the end of a process waits for its last lines to be written."""
 _QUIET_FOR_S = 60.0
-_MOST_KEPT = 10_000
+_MAX_KEPT = 10_000
 
 
 class JsonFormatter(logging.Formatter):
@@ -42,11 +42,11 @@ class LinesInBackground(logging.Handler):
     A bounded number of lines waits; beyond that they are dropped, and their number is written once there is room.
     """
 
-    def __init__(self, stream: TextIO, most_waiting: int = _MOST_WAITING) -> None:
+    def __init__(self, stream: TextIO, max_waiting: int = _MAX_WAITING) -> None:
         super().__init__()
         self._stream = stream
         self._lines: SimpleQueue[str] = SimpleQueue()
-        self._most_waiting = most_waiting
+        self._max_waiting = max_waiting
         self._dropped = 0
         self._written = threading.Event()
         self._written.set()
@@ -60,7 +60,7 @@ class LinesInBackground(logging.Handler):
         except Exception:
             self.handleError(record)
             return
-        if self._lines.qsize() >= self._most_waiting:
+        if self._lines.qsize() >= self._max_waiting:
             self._dropped += 1
             return
         self._written.clear()
@@ -108,7 +108,7 @@ class LogThrottle:
         now = time.monotonic()
         if now - self._logged_at_s.get(what, -_QUIET_FOR_S) < _QUIET_FOR_S:
             return False
-        if len(self._logged_at_s) >= _MOST_KEPT:
+        if len(self._logged_at_s) >= _MAX_KEPT:
             self._logged_at_s.clear()
         self._logged_at_s[what] = now
         return True

@@ -18,7 +18,7 @@ from forebay.log_epochs import OffsetAndEpoch
 
 _VERSION = 2
 _LOG_BYTES = 8
-_MOST_CHARACTERS_OF_A_LOG, _MOST_CHARACTERS_OF_AN_OFFSET = 16, 32
+_MAX_CHARACTERS_OF_A_LOG, _MAX_CHARACTERS_OF_AN_OFFSET = 16, 32
 """A partition takes three bytes at most, an offset and an epoch ten each, and base64 a third more."""
 
 
@@ -90,9 +90,9 @@ def _points(numbers: list[int]) -> tuple[dict[int, int], dict[int, int]]:
     return offsets, {part: after - 1 for part, after in zip(offsets, numbers[2::3], strict=True) if after}
 
 
-def most_position_characters(partitions: int) -> int:
+def max_position_characters(partitions: int) -> int:
     """How long the token of a position of so many partitions may be."""
-    return _MOST_CHARACTERS_OF_A_LOG + _MOST_CHARACTERS_OF_AN_OFFSET * partitions
+    return _MAX_CHARACTERS_OF_A_LOG + _MAX_CHARACTERS_OF_AN_OFFSET * partitions
 
 
 def later_position(one: str | None, other: str | None) -> str | None:

@@ -9,7 +9,7 @@ from msgspec import Struct
 from forebay.wire.answer_schemas.members import read_json
 
 IDENTITY_PATH = "/v1/identity"
-MOST_IDENTITY_BYTES = 4 << 10
+MAX_IDENTITY_BYTES = 4 << 10
 
 
 class Identity(Struct, frozen=True):
@@ -26,6 +26,6 @@ class Identity(Struct, frozen=True):
     @classmethod
     def parse(cls, body: bytes) -> Identity:
         """The identity in a body; raises ``ValueError`` if it is none, or too long for one."""
-        if len(body) > MOST_IDENTITY_BYTES:
+        if len(body) > MAX_IDENTITY_BYTES:
             raise ValueError(f"{len(body)} bytes are more than an identity may take")
         return read_json(body, cls)

@@ -16,7 +16,7 @@ from forebay.file_access import cause, open_regular
 log = logging.getLogger(__name__)
 
 _CHECK_INTERVAL_MS = 1_000.0
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _OF_OTHERS = stat.S_IROTH | stat.S_IWOTH
 
 T = TypeVar("T")
@@ -88,8 +88,8 @@ class ReloadedFile(Generic[T]):
             for path in self._paths:
                 with open(open_regular(path), encoding="utf-8-sig") as file:
                     found = os.fstat(file.fileno())
-                    if found.st_size > _MOST_BYTES:
-                        raise ValueError(f"it is larger than {_MOST_BYTES} bytes")
+                    if found.st_size > _MAX_BYTES:
+                        raise ValueError(f"it is larger than {_MAX_BYTES} bytes")
                     modes[path] = stat.S_IMODE(found.st_mode)
                     texts.append(file.read())
             path = self._path

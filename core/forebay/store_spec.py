@@ -30,7 +30,7 @@ def _remembered(worked_out: Callable[[bytes, int], int], key: bytes, partitions:
     return worked_out(key, partitions)
 
 
-_MOST_AHEAD_MS = 7 * 86_400_000
+_MAX_AHEAD_MS = 7 * 86_400_000
 _OF_THE_WRITER = "of_the_writer"
 """Marks the fields that no worker needs: a change of them rebuilds nothing."""
 
@@ -110,13 +110,13 @@ class StoreSpec:
         return self.external or self.value != "bytes"
 
     @cached_property
-    def most_ahead_ms(self) -> int:
+    def max_ahead_ms(self) -> int:
         """How far an end may be after its record's timestamp in the log, and still move stream time.
 
         Why by the record's own timestamp: every replica, replay and compaction decides alike, whenever it reads
         the record. Kafka bounds producers' timestamps the same way (KIP-937).
         """
-        return _MOST_AHEAD_MS if self.timestamp_after_max_ms is None else self.timestamp_after_max_ms
+        return _MAX_AHEAD_MS if self.timestamp_after_max_ms is None else self.timestamp_after_max_ms
 
     @cached_property
     def default_tolerance(self) -> Tolerance:

@@ -26,7 +26,7 @@ from forebay.toml_tables import (
 )
 from forebay.topology import SubTopology, Topology
 
-_MOST_PARTITIONS = 65_536
+_MAX_PARTITIONS = 65_536
 """More are probably a typing error, and each would be a file or a topic's partition."""
 KINDS = tuple(STORE_KINDS)
 STORE_ENTRY_POINTS = "forebay.stores"
@@ -74,8 +74,8 @@ def _subtopology(table: Mapping[str, Any], ordinal: int, application_id: str) ->
     refuse_unknown(table, {"name", "partitions", "store"}, where)
     name = name_field(table, "name", where)
     partitions = integer_field(table, "partitions", where, least=1)
-    if partitions > _MOST_PARTITIONS:
-        raise TopologyError(f"{where}: partitions = {partitions} is more than {_MOST_PARTITIONS}; use fewer.")
+    if partitions > _MAX_PARTITIONS:
+        raise TopologyError(f"{where}: partitions = {partitions} is more than {_MAX_PARTITIONS}; use fewer.")
     stores = table.get("store")
     if not isinstance(stores, list) or not stores:
         raise TopologyError(f"{where} ({name!r}) has no [[subtopology.store]]; add at least one.")

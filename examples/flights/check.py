@@ -32,7 +32,7 @@ _EXAMPLES = (
     "/v1/stores/carrier_delay_history/keys/UA?as_of=2013-01-15T00:00:00Z",
 )
 WATCHED_CARRIER = "UA"
-LEAST_BATCHES = 20
+MIN_BATCHES = 20
 _IN_SMALL_BATCHES = ("carrier_delays", "aircraft_last_seen", "airport_departures")
 _READS_PER_SECOND = 100
 _KEYS_AT_ONCE = 500
@@ -105,7 +105,7 @@ class LagWatcher:
 
     router: str
     behind: int = 0
-    most_records_behind: int = 0
+    max_records_behind: int = 0
     refusals: int = 0
     refused: dict[str, Any] = field(default_factory=dict)
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -128,7 +128,7 @@ class LagWatcher:
                     record_lag = int(client.get(url).headers.get("forebay-record-lag", 0))
                     if record_lag:
                         self.behind += 1
-                        self.most_records_behind = max(self.most_records_behind, record_lag)
+                        self.max_records_behind = max(self.max_records_behind, record_lag)
                         strict = client.get(url, params={"max_record_lag": 0})
                         if strict.status_code == 412:
                             self.refusals += 1
@@ -170,14 +170,14 @@ def run_check(supervisor: Supervisor, flights: pd.DataFrame, total_slices: int) 
         watcher.stop()
     findings = [
         Finding(
-            f"{query}: micro-batches", str(supervisor.batches[query]), supervisor.batches[query] >= LEAST_BATCHES
+            f"{query}: micro-batches", str(supervisor.batches[query]), supervisor.batches[query] >= MIN_BATCHES
         )
         for query in _IN_SMALL_BATCHES
     ]
     findings += [
         Finding(
             "answers that said they were behind",
-            f"{watcher.behind}, by up to {watcher.most_records_behind} records",
+            f"{watcher.behind}, by up to {watcher.max_records_behind} records",
             watcher.behind > 0,
         ),
         Finding(

@@ -35,7 +35,7 @@ from forebay.errors import (
 from forebay.timeouts import running_timeout
 from forebay.wire.answer_schemas.status import RouterProcess, RouterStatus
 from forebay.wire.answers import problem_answer
-from forebay.wire.batches import MOST_BODY_BYTES
+from forebay.wire.batches import MAX_BODY_BYTES
 from forebay.wire.key_changes import resumed
 from forebay.wire.parameters import ReadParameters, parse_parameters
 from forebay_console.data_routes import Console, add_console_routes
@@ -318,7 +318,7 @@ def _batch_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request
         with contextlib.ExitStack() as held:
             memory = held.enter_context(router.limits.memory_of(peer))
             try:
-                body = await body_of(request, MOST_BODY_BYTES, memory)
+                body = await body_of(request, MAX_BODY_BYTES, memory)
             except Problem as problem:
                 metrics.count(BATCH_ROUTE.path, problem.status, store, problem.name)
                 return respond(problem_answer(problem))

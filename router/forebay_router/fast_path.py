@@ -108,8 +108,8 @@ class RouterFastPath:
         read = _Outstanding(prepared, segment, partition, named, pending, target, now, peer)
         # Of the bytes received, only key and query are passed on, both checked.
         sent = b"".join((prepared.before, segment, prepared.between, target.rest))
-        most_load = router.settings.max_in_flight_per_worker
-        if not target.upstream.send(sent, partial(self._answered, read), most_load):
+        max_load = router.settings.max_in_flight_per_worker
+        if not target.upstream.send(sent, partial(self._answered, read), max_load):
             return None
         requests.count(peer)
         self._sent_since_tick += 1

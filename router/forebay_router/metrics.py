@@ -32,7 +32,7 @@ _HISTOGRAMS = (
 """In the order of a lag's figures."""
 SERVED_BOUNDS = tuple(bounds for *_, bounds in _HISTOGRAMS)
 """The upper bounds of their buckets."""
-_MOST_UNREAD = 256
+_MAX_UNREAD = 256
 """Reading them takes a fraction of a millisecond, in which no read is answered."""
 _PROCESS = ProcessCollector(registry=None)
 ANSWER_MS = (0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 30_000)
@@ -125,7 +125,7 @@ class RouterMetrics(Collector):
         self._unread[route, store, answer.status, answer.head] += 1
         if answer.status not in WITH_LAG and (problem := _problem_in(answer.body)):
             self._problems[store, problem] += 1
-        if len(self._unread) >= _MOST_UNREAD:
+        if len(self._unread) >= _MAX_UNREAD:
             self._read()
 
     def _read(self) -> None:

@@ -36,9 +36,9 @@ from forebay.event_loop_turns import in_turns
 from forebay.wire.answer_aging import IN_TRANSIT_MS
 from forebay.wire.answer_schemas.status import WorkerStatus
 from forebay.wire.answers import HttpAnswer, problem_answer
-from forebay.wire.batches import MOST_BODY_BYTES, BatchKeys, KeyResult, read_batch
+from forebay.wire.batches import MAX_BODY_BYTES, BatchKeys, KeyResult, read_batch
 from forebay.wire.key_changes import resumed
-from forebay.wire.parameters import MOST_REQUEST_MS, WORKER_PARAMETERS, ReadParameters, parse_parameters
+from forebay.wire.parameters import MAX_REQUEST_MS, WORKER_PARAMETERS, ReadParameters, parse_parameters
 from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
 from forebay_console.data_routes import Console, add_console_routes
 from forebay_console.page import add_console_page
@@ -70,7 +70,7 @@ from forebay_worker.changes_routes import add_changes_routes
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.reads.key_changes import KeyChanges
 from forebay_worker.reads.keys import Batched
-from forebay_worker.reads.scans import MOST_PAGE_BYTES
+from forebay_worker.reads.scans import MAX_PAGE_BYTES
 from forebay_worker.reads.staleness_check import Refused
 from forebay_worker.worker import Worker
 
@@ -230,7 +230,7 @@ def _wait_ms(worker: Worker, parameters: ReadParameters, headers: Mapping[str, s
     left = headers.get("forebay-deadline-ms", "")
     # A router reports what is left of its own time; it may allow no more than any client.
     if left.isdecimal() and len(left) < 9:
-        allowed_ms = min(int(left), MOST_REQUEST_MS)
+        allowed_ms = min(int(left), MAX_REQUEST_MS)
     else:
         allowed_ms = parameters.allowed_ms(settings.request_timeout_ms)
     return min(wait_ms, allowed_ms - _TIME_TO_ANSWER_MS)
@@ -250,10 +250,10 @@ async def _read(
     page_bytes = (
         int(requested_page_bytes)
         if requested_page_bytes.isdecimal() and len(requested_page_bytes) < 9
-        else MOST_PAGE_BYTES
+        else MAX_PAGE_BYTES
     )
     return await worker.scans.answer(
-        route.scan, store, segment, parameters, frames=frames, page_bytes=min(page_bytes, MOST_PAGE_BYTES)
+        route.scan, store, segment, parameters, frames=frames, page_bytes=min(page_bytes, MAX_PAGE_BYTES)
     )
 
 
@@ -266,7 +266,7 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
             try:
                 query = request.scope["query_string"]
                 parameters = parse_parameters(query, BATCH_ROUTE.parameters | WORKER_PARAMETERS)
-                body = await body_of(request, MOST_BODY_BYTES, memory)
+                body = await body_of(request, MAX_BODY_BYTES, memory)
                 answer: HttpAnswer | LargeAnswer
                 answer = await for_client(request, _batch_answer(worker, request, body, parameters, peer, memory))
                 memory.adjust(len(body) + answer.size_bytes - memory.amount)

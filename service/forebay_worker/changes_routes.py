@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from forebay.errors import Problem
 from forebay.lag import Tolerance
 from forebay.wire.answers import NO_STORE, HttpAnswer, problem_answer
-from forebay.wire.batches import MOST_BODY_BYTES
+from forebay.wire.batches import MAX_BODY_BYTES
 from forebay.wire.parameters import WORKER_PARAMETERS, ReadParameters, parse_parameters
 from forebay_web.application import body_of, respond
 from forebay_web.routes import STORE_CHANGES_ROUTE, Endpoint, add_store_changes_route, crashes_counted
@@ -97,7 +97,7 @@ def _pages_endpoint(worker: Worker, metrics: WorkerMetrics, changes: StoreChange
             try:
                 parameters = parse_parameters(request.scope["query_string"], _PARAMETERS)
                 selection = changes.selection(request.path_params["store"], parameters)
-                body = await body_of(request, MOST_BODY_BYTES, memory)
+                body = await body_of(request, MAX_BODY_BYTES, memory)
                 wanted = PagesRequest.decode(body, selection.spec.partitions)
                 limit = worker.limits.waiting if wanted.wait_ms else worker.limits.requests
                 with limit.held_by(peer, 1):

@@ -11,7 +11,7 @@ from forebay.wire.answers import HttpAnswer, problem_answer
 from forebay.wire.batches import batch_answer, is_large, read_batch_keys
 from forebay.wire.parameters import KEY_PARAMETERS, WORKER_PARAMETERS, ReadParameters, parse_parameters
 from forebay_web.fast_path import FastPathProtocol, KeyHandler, RecognisedBatch, RequestTemplate, left_to_slow_path
-from forebay_web.large_answers import MOST_AT_ONCE_BYTES
+from forebay_web.large_answers import MAX_AT_ONCE_BYTES
 from forebay_web.routes import BATCH_ROUTE, READ_ROUTES
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.reads.keys import Batched
@@ -19,10 +19,10 @@ from forebay_worker.reads.staleness_check import Refused
 from forebay_worker.worker import Worker
 
 _KNOWN = KEY_PARAMETERS | WORKER_PARAMETERS
-_MOST_REMEMBERED = 4096
-_LEAST_ROOM_BYTES = 64 << 10
+_MAX_REMEMBERED = 4096
+_MIN_ROOM_BYTES = 64 << 10
 """There must be for a batch: how much its answer takes is known, and counted, only once it is sent."""
-_MOST_AT_ONCE_S = 0.003
+_MAX_AT_ONCE_S = 0.003
 """Why: a batch of keys without values takes some ten milliseconds, which are others' turns too."""
 _PATH = READ_ROUTES[0].path
 
@@ -36,7 +36,7 @@ class WorkerFastPath:
         self._took_us = metrics.answer_us[_PATH].observe
         self._count_answer = metrics.count_answer
 
-        @lru_cache(maxsize=_MOST_REMEMBERED)
+        @lru_cache(maxsize=_MAX_REMEMBERED)
         def parameters(query: bytes) -> ReadParameters:
             return parse_parameters(query, _KNOWN)
 
@@ -77,7 +77,7 @@ class WorkerFastPath:
             if parameters.wait_ms or is_large(request.body):
                 return None
             peer = protocol.peer(request.template)
-            refusal = self._worker.limits.memory.refusal(peer, len(request.body) + _LEAST_ROOM_BYTES)
+            refusal = self._worker.limits.memory.refusal(peer, len(request.body) + _MIN_ROOM_BYTES)
             if refusal is not None:
                 raise refusal
             keys = read_batch_keys(request.body)
@@ -86,7 +86,7 @@ class WorkerFastPath:
             located = reads.locate(spec, keys.values, parameters)
             batched = Batched.of(located)
             for taken_bytes in reads.batching(batched, spec, located, parameters):
-                if taken_bytes > MOST_AT_ONCE_BYTES or perf_counter() - begun_s > _MOST_AT_ONCE_S:
+                if taken_bytes > MAX_AT_ONCE_BYTES or perf_counter() - begun_s > _MAX_AT_ONCE_S:
                     # The route reads it in turns with other requests.
                     return None
             answer = batch_answer(keys, batched.results, frames=request.frames)

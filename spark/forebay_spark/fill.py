@@ -24,7 +24,7 @@ from forebay_spark.write import Write
 
 log = logging.getLogger(__name__)
 
-_MOST_RECORDS = 100_000
+_MAX_RECORDS = 100_000
 _POLL_S = 0.1
 _PATIENCE_S = 60.0
 """How long to wait for a log that delivers nothing."""
@@ -140,7 +140,7 @@ def _keys_of_log(session: SparkSession, changelog: Changelog, spec: StoreSpec, *
                     f"{spec.name}: the log {spec.topic!r} cannot be read, so what it lacks is not known."
                 )
             consumer.wait(wake, _POLL_S)
-            for batch in consumer.poll(_MOST_RECORDS):
+            for batch in consumer.poll(_MAX_RECORDS):
                 partition = batch.topic_partition.partition
                 for _, key, value, _, heartbeat in batch.records:
                     if heartbeat:

@@ -12,7 +12,7 @@ TIME_WINDOW = "spark.timeWindow"
 SESSION_WINDOW = "spark.sessionWindow"
 """Spark's marks in the metadata of a column made by ``window()`` or ``session_window()``."""
 _SOURCE = "StreamingRelationV2"
-_LEAST_RECORDS = "minOffsetsPerTrigger"
+_MIN_RECORDS = "minOffsetsPerTrigger"
 _CHECKED = "spark.sql.streaming.unsupportedOperationCheck"
 
 
@@ -54,7 +54,7 @@ def holds_records_back(plan: Any) -> bool:
     Spark reports such a query as idle meanwhile. Kafka's source is the only one that does.
     """
     sources = [leaf for leaf in _elements(plan.collectLeaves()) if leaf.getClass().getSimpleName() == _SOURCE]
-    return any(source.extraOptions().get(_LEAST_RECORDS) is not None for source in sources)
+    return any(source.extraOptions().get(_MIN_RECORDS) is not None for source in sources)
 
 
 def analysed(df: DataFrame) -> Any:

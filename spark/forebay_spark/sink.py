@@ -35,7 +35,7 @@ from forebay_spark.write import Slots, Write, attempt, current_run
 
 log = logging.getLogger(__name__)
 
-_LEAST_SPARK = (4, 0)
+_MIN_SPARK = (4, 0)
 _BY_VALUE = (
     *(partitioning, batch_murmur2, record_headers, record_orders),
     *(checksums, log_file, writers, batches),
@@ -55,7 +55,7 @@ class Sink:
     """
 
     def __init__(self, topology: str | Path | Topology, *, changelog: str, create_topics: bool = True) -> None:
-        if tuple(int(part) for part in pyspark.__version__.split(".")[:2]) < _LEAST_SPARK:
+        if tuple(int(part) for part in pyspark.__version__.split(".")[:2]) < _MIN_SPARK:
             raise SinkError(f"forebay needs Spark 4.0 or later; this is {pyspark.__version__}.")
         self.topology = topology if isinstance(topology, Topology) else load_topology(topology)
         self._changelog = open_changelog(changelog)

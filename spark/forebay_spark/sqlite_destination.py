@@ -25,7 +25,7 @@ from forebay_spark.sorted_runs import RunPart, append_parts, append_runs, by_par
 
 _WRITTEN = "partition int, row_count bigint, next_offset bigint, is_new boolean"
 _RUN_PARTS = "path string, partition int, first_row bigint, row_count bigint"
-MOST_ROWS_HERE = 20_000
+MAX_ROWS_HERE = 20_000
 """Rows that the driver appends itself. Tasks of Spark's that append more take longer to start than that."""
 _THREADS_HERE = 4
 Append = Callable[[Target], dict[int, bool]]
@@ -121,7 +121,7 @@ class SqliteDestination:
 
     def _append(self, parts: list[RunPart], target: Target, session: SparkSession) -> dict[int, bool]:
         """Append the rows of all runs: few of them here, which starts no tasks."""
-        if sum(part.row_count for part in parts) <= MOST_ROWS_HERE:
+        if sum(part.row_count for part in parts) <= MAX_ROWS_HERE:
             grouped = by_partition(parts)
             with ThreadPoolExecutor(_THREADS_HERE) as pool:
                 written = list(pool.map(lambda each: append_parts(target, *each), grouped.items()))

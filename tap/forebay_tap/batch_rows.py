@@ -71,7 +71,7 @@ class BatchRows:
 
     def __init__(self, spec: StoreSpec, held_bytes: int = _HELD_BYTES) -> None:
         self._partitions_of = _partitions_of(spec)
-        self._most_bytes = held_bytes
+        self._max_bytes = held_bytes
         self._rows: dict[int, dict[bytes, bytes | None]] = {}
         self._bytes = 0
         self._runs: SpilledRows | None = None
@@ -84,7 +84,7 @@ class BatchRows:
             plains, keys, values = zip(*some, strict=True)
             self._put(self._partitions_of(plains), keys, values)
             self.count += len(some)
-            if self._bytes > self._most_bytes:
+            if self._bytes > self._max_bytes:
                 self._spill()
 
     def by_partition(self) -> Rows:

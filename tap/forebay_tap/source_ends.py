@@ -18,7 +18,7 @@ from forebay_tap.spark_checkpoint.logs import Offsets
 Ends = Mapping[tuple[str, int], int]
 """The next offset that each partition of each topic will have."""
 
-_MOST_OBSERVATIONS = 256
+_MAX_OBSERVATIONS = 256
 
 
 class EndsReader(Protocol):
@@ -54,7 +54,7 @@ class SourceEnds:
             self._observed[-1] = (now_ms, ends)
             return
         self._observed.append((now_ms, ends))
-        if len(self._observed) > _MOST_OBSERVATIONS:
+        if len(self._observed) > _MAX_OBSERVATIONS:
             # Thinned out: an age may be overstated, never understated.
             kept = [item for at, item in enumerate(self._observed) if at % 2 or at == len(self._observed) - 1]
             self._observed = deque(kept)

@@ -48,7 +48,7 @@ _SIGN_OF_LIFE_MS = 10_000
 """So often a tap appends a heartbeat that says nothing else: as often as Spark reports an idle query."""
 CANNOT_FOLLOW = (VersionPurged, LineageMismatch, CheckpointFileCorrupt)
 """What a batch's changes may be lost to: the state is copied anew."""
-_MOST_LOST = 3
+_MAX_LOST = 3
 _REMEDY = "raise spark.sql.streaming.minBatchesToRetain of the query"
 
 
@@ -69,9 +69,9 @@ class CopyAttempts:
         if newest == batch:
             raise error
         self._lost += 1
-        if self._lost == _MOST_LOST:
+        if self._lost == _MAX_LOST:
             raise VersionPurged(
-                f"{self._name}: Spark has deleted the state of {_MOST_LOST} batches while it was copied: "
+                f"{self._name}: Spark has deleted the state of {_MAX_LOST} batches while it was copied: "
                 f"{_REMEDY}. The last was batch {batch}: {error}"
             ) from error
         log.warning(

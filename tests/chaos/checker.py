@@ -177,7 +177,7 @@ def _check_portion(
             continue
         yield from _check_item(log, read, item, index, history, floors, portion)
         if read.session:
-            least = _least_position(history, index, max(floor.position for floor in floors))
+            least = _min_position(history, index, max(floor.position for floor in floors))
             sessions[seen] = Seen(era, max(sessions[seen].position, least))
     if read.scope is not None:
         yield from _short_list(log, read, read.scope, found, floors, portion)
@@ -226,7 +226,7 @@ def _index_of(read: Read, item: Item, value: Any, history: ItemHistory, position
     return history.shown_by(item, value, newest)
 
 
-def _least_position(history: ItemHistory, index: int, due: float) -> int:
+def _min_position(history: ItemHistory, index: int, due: float) -> int:
     """The lowest position that explains what was seen: several deletions look the same."""
     if history.is_absent(index):
         index = next((i for i in range(history.index_at(due), index) if history.is_absent(i)), index)

@@ -34,7 +34,7 @@ _WORKER_OPTIONS = (
     *("--session-timeout-ms", "1000", "--initial-rebalance-delay-ms", "300", "--drain-ms", "300"),
     *("--standby-rebuild-delay-ms", "4000", "--state-cleanup-delay-ms", "5000"),
 )
-_LEAST_PER_SECOND, _RESTORE_S = 500, 10.0
+_MIN_PER_SECOND, _RESTORE_S = 500, 10.0
 """At what rate, and for about how long, a slow worker restores."""
 
 
@@ -156,7 +156,7 @@ class Deployment:
         if not node.is_slow:
             return node.arguments
         # However long the log has become, a restore ends soon enough.
-        per_second = max(_LEAST_PER_SECOND, int(self.log_records() / _RESTORE_S))
+        per_second = max(_MIN_PER_SECOND, int(self.log_records() / _RESTORE_S))
         return [*node.arguments, "--apply-records-per-second", str(per_second)]
 
     def signal(self, node: Node, number: int) -> None:

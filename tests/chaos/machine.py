@@ -12,9 +12,9 @@ from tests.chaos.history import Overload
 
 _SAMPLE_S = 0.5
 _SAMPLES = 6
-_MOST_WAITING = 0.95
+_MAX_WAITING = 0.95
 """Share of three seconds in which somebody waited for a processor. Without faults it is about a third."""
-_MOST_LATE_MS = 300.0
+_MAX_LATE_MS = 300.0
 """So late comes a thread that only sleeps, if the machine itself stands still."""
 _AROUND_MS = 1_000.0
 _PRESSURE = Path("/proc/pressure/cpu")
@@ -44,10 +44,10 @@ class Machine:
         if len(self._samples) < 2:
             return
         (first_ms, first_waiting_ms), (last_ms, _) = self._samples[0], self._samples[-2]
-        is_late = now_ms - last_ms > 1_000 * _SAMPLE_S + _MOST_LATE_MS
+        is_late = now_ms - last_ms > 1_000 * _SAMPLE_S + _MAX_LATE_MS
         is_full = len(self._samples) > _SAMPLES
         share = (waiting_ms - first_waiting_ms) / max(1.0, now_ms - first_ms)
-        if is_late or (is_full and share >= _MOST_WAITING):
+        if is_late or (is_full and share >= _MAX_WAITING):
             self._report(Overload((last_ms if is_late else first_ms) - _AROUND_MS, now_ms + _AROUND_MS))
 
     def _run(self) -> None:

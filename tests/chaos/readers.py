@@ -19,7 +19,7 @@ from tests.chaos.reading import Reading
 from tests.chaos.store_streams import ClientStoreStreamReader, StoreStreamReader
 from tests.chaos.streams import ClientStreamReader, StreamReader
 
-MOST_PAGES = 4
+MAX_PAGES = 4
 """Of a list."""
 _REMEMBERED = 30
 """Positions of a partition: those of several seconds."""
@@ -102,7 +102,7 @@ async def _list(reading: Reading, store: str, path: str, member: str, scope: Sco
     options |= {name: value for name, value in names.items() if value is not None}
     if scope.reverse:
         options["reverse"] = "true"
-    for _ in range(MOST_PAGES):
+    for _ in range(MAX_PAGES):
         read = replace(reading.started("lists", member, store, tier, node.address, options), scope=scope)
         read, document = await reading.ask(read, "GET", path, params=options)
         if document is not None:

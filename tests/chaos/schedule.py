@@ -37,7 +37,7 @@ OF_LOG_FILES = ("cut-log",)
 """Where a log is the files of one process or machine."""
 OF_SEVERAL_PROCESSES = ("kill-process",) * 4
 """As often as four others: they are what runs with several processes are about."""
-MOST_TOGETHER = 3
+MAX_TOGETHER = 3
 LATEST_START_S = 2.0
 SHORTEST_S, LONGEST_S = 1.5, 5.0
 
@@ -68,7 +68,7 @@ def episodes(seed: int, kinds: Sequence[str]) -> Iterator[list[PlannedFault]]:
     alone, together = _decks(chooser, kinds), _decks(chooser, kinds)
     while True:
         yield [_planned(chooser, next(alone), 0.0)]
-        chosen = {next(together) for _ in range(chooser.randint(2, MOST_TOGETHER))}
+        chosen = {next(together) for _ in range(chooser.randint(2, MAX_TOGETHER))}
         yield [_planned(chooser, kind, chooser.uniform(0, LATEST_START_S)) for kind in sorted(chosen)]
 
 

@@ -11,7 +11,7 @@ from tests.chaos.fold import Fold, PartitionFold
 from tests.chaos.history import History, Read, value_of
 
 OLDER, MISSING, LOST = "the value before", "no such key", "a lost event"
-MOST_LOST = 300
+MAX_LOST = 300
 """Events of a run that are lost, one at a time."""
 
 
@@ -39,7 +39,7 @@ def _without_an_event(history: History) -> Iterator[list[Read]]:
         for index, read in enumerate(reads)
         if read.items and read.followed is not None and read.followed.reached is not None
     ]
-    for reads, index in lost[:: -(-len(lost) // MOST_LOST) or 1]:
+    for reads, index in lost[:: -(-len(lost) // MAX_LOST) or 1]:
         yield reads[:index] + reads[index + 1 :]
 
 

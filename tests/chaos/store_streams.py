@@ -22,7 +22,7 @@ from tests.chaos import answers
 from tests.chaos.history import BOTH_ROUTERS, Finding, Followed, Item, Portion, Reached, Read
 from tests.chaos.reading import Reading
 
-MOST_CONNECTIONS = 6
+MAX_CONNECTIONS = 6
 """Of one stream; then another begins."""
 AWAY = 0.3
 """The share of connections that begin after a while, in which replicas that start again forget what changed."""
@@ -60,7 +60,7 @@ class StoreStreamReader:
 
     async def __call__(self, reading: Reading) -> None:
         """One connection, until it breaks or its time is over."""
-        if self._followed is None or self._connections == MOST_CONNECTIONS:
+        if self._followed is None or self._connections == MAX_CONNECTIONS:
             self._begun, self._connections, self._last_id = self._begun + 1, 0, ""
             self._followed = choose_followed(reading, f"{self._name}-{self._begun}", self._store)
         self._connections += 1

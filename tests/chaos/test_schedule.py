@@ -10,7 +10,7 @@ from tests.chaos.faults import Faults
 from tests.chaos.log_cuts import LogCuts
 from tests.chaos.log_faults import BrokerFaults, SqliteLogFaults
 from tests.chaos.proxy import Proxies
-from tests.chaos.schedule import MOST_TOGETHER, episodes, kinds_for
+from tests.chaos.schedule import MAX_TOGETHER, episodes, kinds_for
 from tests.chaos.topologies import TopologyFile
 from tests.chaos.writer import Writer
 
@@ -22,7 +22,7 @@ def test_every_kind_comes_alone_before_any_comes_again(log):
     assert sorted(fault.kind for episode in planned[::2] for fault in episode) == sorted(kinds)
     assert {len(episode) for episode in planned[::2]} == {1}
     together = [len(episode) for episode in planned[1::2]]
-    assert max(together) == MOST_TOGETHER
+    assert max(together) == MAX_TOGETHER
     assert {fault.kind for episode in planned[1::2] for fault in episode} == set(kinds)
 
 

@@ -24,7 +24,7 @@ KEYS = 60
 """Of each store."""
 WINDOWS = 8
 """Of each key."""
-MOST_ROWS = 6
+MAX_ROWS = 6
 """Of a batch."""
 DELETED = 0.15
 """The share of rows that delete."""
@@ -103,7 +103,7 @@ class Batches:
     def next(self, spec: StoreSpec) -> dict[int, list[Row]]:
         """A batch's rows by partition."""
         rows: dict[int, list[Row]] = {}
-        for _ in range(self._chooser.randint(1, MOST_ROWS)):
+        for _ in range(self._chooser.randint(1, MAX_ROWS)):
             item = self._item(spec)
             deletes = self._chooser.random() < DELETED and not is_lasting(item)
             serial = None if deletes else next(self._serials)

@@ -8,7 +8,7 @@ import pytest
 
 from forebay.file_events import FileEvents
 
-MOST_EVENTS = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+MAX_EVENTS = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_where_events_were_dropped_any_file_may_have_changed(events, tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
     # The same event twice in a row is queued once.
     with one.open("w") as a, other.open("w") as b:
-        for _ in range(MOST_EVENTS // 2 + 1):
+        for _ in range(MAX_EVENTS // 2 + 1):
             for file in (a, b):
                 file.write(".")
                 file.flush()

@@ -14,7 +14,7 @@ def test_what_was_logged_is_news_again_after_a_minute(monkeypatch):
 
 
 def test_ever_new_texts_take_a_bounded_memory(monkeypatch):
-    monkeypatch.setattr(logs, "_MOST_KEPT", 10)
+    monkeypatch.setattr(logs, "_MAX_KEPT", 10)
     logged = LogThrottle()
     assert all(logged.allow(f"port {number}") for number in range(100))
     assert len(logged._logged_at_s) <= 10

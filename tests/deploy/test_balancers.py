@@ -22,7 +22,7 @@ from tests.support.balancers import BALANCERS, DEPLOY, running_balancer
 from tests.support.cluster import Cluster, free_port, running_cluster, wait_until
 
 KEY = "/v1/stores/counts/keys/a%2Fb"
-MOST_STREAMS = 8
+MAX_STREAMS = 8
 CLIENTS = ("127.0.0.2", "127.0.0.3")
 READS_PER_S = 500
 DRAIN_MS = 1000
@@ -43,7 +43,7 @@ class Balanced:
         self.fronts: dict[str, str] = {}
 
     def launch(self, router: str) -> subprocess.Popen[bytes]:
-        limits = ("--max-event-streams", str(MOST_STREAMS), "--drain-ms", str(DRAIN_MS))
+        limits = ("--max-event-streams", str(MAX_STREAMS), "--drain-ms", str(DRAIN_MS))
         options = ("--seeds", self.worker, "--listen", router, "--trusted-proxies", "127.0.0.1/32")
         started = self.cluster.launch_router(*options, *limits)
         return self.cluster.router_process(started)
@@ -158,7 +158,7 @@ def test_limits_count_the_client_behind_the_balancer(serving, name):
 
         def has_all() -> bool:
             taken.append(follow(greedy))
-            return taken.count(200) == 2 * (MOST_STREAMS - 1)
+            return taken.count(200) == 2 * (MAX_STREAMS - 1)
 
         # The balancer spreads them over both routers, as soon as it has found both ready.
         wait_until(has_all, "as many streams as one client may have")

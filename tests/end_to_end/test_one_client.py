@@ -14,8 +14,8 @@ from forebay.position import Position, decode_position, encode_position
 from tests.support.cluster import Cluster, running_cluster, wait_until
 
 ATTACK_S = 3.0
-MOST_GROWTH_BYTES = 96 << 20
-MOST_MS = 1_000.0
+MAX_GROWTH_BYTES = 96 << 20
+MAX_MS = 1_000.0
 """Of all but one in a hundred reads beside an attack, on two noisy cores; each held up others for seconds."""
 
 
@@ -63,7 +63,7 @@ def test_batches_of_large_values_that_are_not_read(attacked):
 
     for address in (worker, router):
         # Unbounded, it is more than two gigabytes.
-        survives(cluster, address, attack, most_growth_bytes=768 << 20, most_ms=2_000)
+        survives(cluster, address, attack, max_growth_bytes=768 << 20, max_ms=2_000)
 
 
 def test_bodies_that_stop_before_their_end(attacked):
@@ -78,7 +78,7 @@ def test_bodies_that_stop_before_their_end(attacked):
             stopped.wait()
 
     for address in (worker, router):
-        survives(cluster, address, attack, most_growth_bytes=280 << 20, attack_s=6.0)
+        survives(cluster, address, attack, max_growth_bytes=280 << 20, attack_s=6.0)
 
 
 def test_lists_begun_at_once_and_not_read(attacked):
@@ -94,7 +94,7 @@ def test_lists_begun_at_once_and_not_read(attacked):
                 connection.sendall(f"GET {target} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
             stopped.wait()
 
-    survives(cluster, router, attack, most_growth_bytes=320 << 20, most_ms=1_000)
+    survives(cluster, router, attack, max_growth_bytes=320 << 20, max_ms=1_000)
 
 
 def test_costly_keys(attacked):
@@ -176,8 +176,8 @@ def survives(
     address: str,
     attack: Callable[[str, threading.Event], None],
     *,
-    most_growth_bytes: int = MOST_GROWTH_BYTES,
-    most_ms: float = MOST_MS,
+    max_growth_bytes: int = MAX_GROWTH_BYTES,
+    max_ms: float = MAX_MS,
     attack_s: float = ATTACK_S,
 ) -> None:
     """Another client reads all the time, and no answer is an error or late; memory stays."""
@@ -186,7 +186,7 @@ def survives(
     stopped = threading.Event()
     attacker = threading.Thread(target=attack, args=(address, stopped))
     attacker.start()
-    took_ms, most_bytes = [], before
+    took_ms, max_bytes = [], before
     try:
         with httpx.Client(base_url=f"http://{address}") as client:
             until_s = time.monotonic() + attack_s
@@ -195,12 +195,12 @@ def survives(
                 answer = client.get("/v1/stores/counts/keys/k?timeout_ms=4000")
                 took_ms.append((time.perf_counter() - begun_s) * 1000)
                 assert answer.status_code == 200, answer.text
-                most_bytes = max(most_bytes, resident_bytes(process.pid))
+                max_bytes = max(max_bytes, resident_bytes(process.pid))
     finally:
         stopped.set()
         attacker.join()
-    assert most_bytes - before < most_growth_bytes
-    assert sorted(took_ms)[len(took_ms) * 99 // 100] < most_ms
+    assert max_bytes - before < max_growth_bytes
+    assert sorted(took_ms)[len(took_ms) * 99 // 100] < max_ms
 
 
 def resident_bytes(pid: int) -> int:

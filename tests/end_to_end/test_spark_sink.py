@@ -194,10 +194,10 @@ def test_latest_by_rejects_null_and_equal_orders(spark, sink, tmp_path):
         sink.fill(batch, "customers", key="k", name="all", snapshot=True)
 
 
-@pytest.mark.parametrize("most_rows_here", [20_000, 0])
-def test_aggregates_update_and_deletes_are_tombstones(spark, sink, tmp_path, monkeypatch, most_rows_here):
+@pytest.mark.parametrize("max_rows_here", [20_000, 0])
+def test_aggregates_update_and_deletes_are_tombstones(spark, sink, tmp_path, monkeypatch, max_rows_here):
     """The driver appends few rows itself, and tasks append many."""
-    monkeypatch.setattr("forebay_spark.sqlite_destination.MOST_ROWS_HERE", most_rows_here)
+    monkeypatch.setattr("forebay_spark.sqlite_destination.MAX_ROWS_HERE", max_rows_here)
     from pyspark.sql import functions as F
 
     source = Source(spark, tmp_path / "in", "k string, n bigint")

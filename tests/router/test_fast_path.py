@@ -30,7 +30,7 @@ PROTOCOL = cast(FastPathProtocol, SimpleNamespace(address=PEER))
 
 def test_candidate_cache_is_bounded(monkeypatch):
     """Clients may read with any number of different bounds."""
-    monkeypatch.setattr(candidate_cache, "_MOST_CHOICES", 100)
+    monkeypatch.setattr(candidate_cache, "_MAX_CHOICES", 100)
     router = Router(RouterSettings(**load_settings("router", {"seeds": "127.0.0.1:1"}, {})))
     spec = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 64)
     router.cluster.metadata = StreamsMetadataState({"s": spec})

@@ -7,7 +7,7 @@ class Part(NamedTuple):
     """A folder's package; ``wanted_lines`` is what a part that has more is to come down to."""
 
     package: str
-    most_lines: int
+    max_lines: int
     wanted_lines: int
 
 

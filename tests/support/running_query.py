@@ -14,7 +14,7 @@ from forebay.topology_file import parse_topology
 from forebay_changelog import Changelog, Consumer, Record, Wake
 from forebay_tap.spark_checkpoint import Checkpoint
 
-_MOST_POLLS = 200
+_MAX_POLLS = 200
 
 
 class RunningQuery:
@@ -82,7 +82,7 @@ def records(changelog: Changelog, spec: StoreSpec) -> list[tuple[LogicalKey, byt
 
 def _to_the_end(consumer: Consumer) -> Iterator[Record]:
     never_set = Wake()
-    for _ in range(_MOST_POLLS):
+    for _ in range(_MAX_POLLS):
         for batch in consumer.poll(100_000):
             yield from batch.records
             if batch.position >= batch.end.offset:

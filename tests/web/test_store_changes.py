@@ -12,7 +12,7 @@ from forebay.wire.parameters import STORE_CHANGES_PARAMETERS, parse_parameters
 from forebay.wire.server_sent_events import EventReader
 from forebay_web.event_streams import Events
 from forebay_web.limits import Held, Limit, Peer
-from forebay_web.store_changes.cursors import MOST_ID_CHARACTERS, ChangesCursor, decode_id, encode_id
+from forebay_web.store_changes.cursors import MAX_ID_CHARACTERS, ChangesCursor, decode_id, encode_id
 from forebay_web.store_changes.feed import ChangesFeeds
 from forebay_web.store_changes.follower import StoreFollower
 from forebay_web.store_changes.pages import ChangesPage
@@ -55,7 +55,7 @@ def test_event_id_of_1024_partitions_fits_proxy_limits():
     """An id that would exceed the header limits of proxies is left empty."""
     billions = {one: ChangesCursor(LOG, 5_000_000_000 + 31 * one, 5_000_000_100 + 31 * one) for one in range(1024)}
     text = encode_id(QUERY, range(1024), billions)
-    assert 0 < len(text) <= MOST_ID_CHARACTERS
+    assert 0 < len(text) <= MAX_ID_CHARACTERS
     assert decode_id(text, QUERY, range(1024)) == billions
     apart = {one: cursor._replace(since=one << 40, upper=one << 41) for one, cursor in billions.items()}
     assert encode_id(QUERY, range(1024), apart) == ""

@@ -42,7 +42,7 @@ from forebay.errors import (
 )
 from forebay.wire.answer_schemas.components import components
 from forebay.wire.answers import HttpAnswer, json_answer, problem_answer
-from forebay.wire.batches import MOST_KEY_BYTES, key_too_long
+from forebay.wire.batches import MAX_KEY_BYTES, key_too_long
 from forebay.wire.parameters import split_query
 from forebay_web.hosts import AllowedHosts
 from forebay_web.large_answers import LargeAnswer, LargeResponse
@@ -179,13 +179,13 @@ class KeyLengths:
 
     def _refusal(self, scope: Scope) -> Problem | None:
         segments = scope["raw_path"].split(b"/keys/")[1:]
-        if any(len(segment.split(b"/")[0]) > MOST_KEY_BYTES for segment in segments):
+        if any(len(segment.split(b"/")[0]) > MAX_KEY_BYTES for segment in segments):
             return key_too_long()
         try:
             for item in split_query(scope["query_string"]):
-                if item.name in _KEY_BOUNDS and len(item.received) > MOST_KEY_BYTES:
+                if item.name in _KEY_BOUNDS and len(item.received) > MAX_KEY_BYTES:
                     return BadParameter(
-                        f"{item.name}= is longer than {MOST_KEY_BYTES} bytes.",
+                        f"{item.name}= is longer than {MAX_KEY_BYTES} bytes.",
                         parameter=item.name,
                     )
         except BadParameter as problem:
@@ -212,7 +212,7 @@ class BrowserCors(CORSMiddleware):
         return refusal
 
 
-async def body_of(request: Request, most_bytes: int, memory: Held) -> bytes:
+async def body_of(request: Request, max_bytes: int, memory: Held) -> bytes:
     """A request's body, which is held in ``memory``.
 
     Raises ``BodyTooLarge`` as soon as it is known to be too large, ``Overloaded`` if there is no room for it,
@@ -223,8 +223,8 @@ async def body_of(request: Request, most_bytes: int, memory: Held) -> bytes:
         async for piece in request.stream():
             memory.take(len(piece))
             body += piece
-            if len(body) > most_bytes:
-                raise BodyTooLarge(f"The body is longer than {most_bytes} bytes; send it in several requests.")
+            if len(body) > max_bytes:
+                raise BodyTooLarge(f"The body is longer than {max_bytes} bytes; send it in several requests.")
     except ClientDisconnect:
         # The client has left, and nothing is wrong here.
         raise BadRequest("The connection was closed before the body was complete.") from None

@@ -16,7 +16,7 @@ Waker: TypeAlias = Callable[[], None]
 _BETWEEN_RESTS = 8
 _REST_BY_WORK = 3.0
 """While all are busy, followers take a quarter of the time: they get fewer values, and reads keep theirs."""
-_MOST_WORK_MS = 10.0
+_MAX_WORK_MS = 10.0
 """What took longer was not the followers' work, but a stop of the process."""
 
 
@@ -46,7 +46,7 @@ class FollowerTurns:
                 wake, _ = self._waiting.popitem(last=False)
                 asyncio.get_running_loop().call_soon(wake)
                 await asyncio.sleep(0)
-            await asyncio.sleep(_REST_BY_WORK * min(boot_ms() - begun, _MOST_WORK_MS) / 1000)
+            await asyncio.sleep(_REST_BY_WORK * min(boot_ms() - begun, _MAX_WORK_MS) / 1000)
         self._waking = None
 
 

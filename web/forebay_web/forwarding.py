@@ -17,7 +17,7 @@ LOCAL_USER = "user "
 
 _FOR = re.compile(r'for=(?:"([^"]*)"|([^",;\s]+))', re.IGNORECASE)
 _PORT = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]+)?|([0-9.]+):[0-9]+")
-_MOST_REMEMBERED, _MOST_REMEMBERED_BYTES = 4096, 512
+_MAX_REMEMBERED, _MAX_REMEMBERED_BYTES = 4096, 512
 
 
 def forwarded_chain(x_forwarded_for: Sequence[bytes], forwarded: Sequence[bytes]) -> bytes:
@@ -43,7 +43,7 @@ class TrustedProxies:
         self._networks = Networks("trusted_proxies", [item for item in items if item != UNIX])
         self._trusts_unix = UNIX in items
         self.any = bool(items)
-        self._last_stranger = remembered(self._find_last_stranger, _MOST_REMEMBERED, _MOST_REMEMBERED_BYTES)
+        self._last_stranger = remembered(self._find_last_stranger, _MAX_REMEMBERED, _MAX_REMEMBERED_BYTES)
 
     def trusts(self, peer: str) -> bool:
         """Whether a peer, an address or ``user`` and its number, is one of the proxies."""

@@ -14,7 +14,7 @@ from forebay.listen_addresses import ListenAddress, exposed_addresses
 from forebay.streams_metadata import HostInfo, is_address, is_loopback
 
 _HOST = re.compile(rb"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::[0-9]*)?")
-_MOST_REMEMBERED, _MOST_REMEMBERED_BYTES = 1024, 512
+_MAX_REMEMBERED, _MAX_REMEMBERED_BYTES = 1024, 512
 
 
 class AllowedHosts:
@@ -26,7 +26,7 @@ class AllowedHosts:
     def __init__(self, names: Iterable[str] | None) -> None:
         self.any = names is None
         self._names = frozenset(_same(name) for name in names or ())
-        self._is_known = remembered(self._allows, _MOST_REMEMBERED, _MOST_REMEMBERED_BYTES)
+        self._is_known = remembered(self._allows, _MAX_REMEMBERED, _MAX_REMEMBERED_BYTES)
 
     def allows(self, host: bytes) -> bool:
         """Whether a request may have this host."""

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from forebay.wire.answers import header_lines
 
-MOST_AT_ONCE_BYTES = 1 << 20
+MAX_AT_ONCE_BYTES = 1 << 20
 """Of an answer: a larger one is neither joined nor sent in one turn of the event loop."""
 _PIECE_BYTES = 256 << 10
 

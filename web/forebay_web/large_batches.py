@@ -25,7 +25,7 @@ from forebay.wire.batches import (
     require_batch_frames,
 )
 from forebay.wire.retryable_statuses import WITH_LAG
-from forebay_web.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
+from forebay_web.large_answers import MAX_AT_ONCE_BYTES, LargeAnswer
 
 _BIN_32 = struct.Struct(">BI")
 """The type and the size of bytes of any length in MessagePack."""
@@ -36,7 +36,7 @@ async def batch_answer_in_turns(
     keys: BatchKeys, results: Sequence[KeyResult], *, frames: bool = False
 ) -> HttpAnswer | LargeAnswer:
     """The same as ``batch_answer``, for results of any size."""
-    if not keys.large and sum(len(body) for _, body in results) <= MOST_AT_ONCE_BYTES:
+    if not keys.large and sum(len(body) for _, body in results) <= MAX_AT_ONCE_BYTES:
         return batch_answer(keys, results, frames=frames)
     if frames:
         return LargeAnswer(200, FRAMES_HEAD, list(_frames(results)))

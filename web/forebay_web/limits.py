@@ -26,7 +26,7 @@ _LEFT_TO_OTHERS = 8
 _PEER = "forebay.peer"
 _MEGABYTE = 1 << 20
 _PAUSE_S = 0.005
-_LEAST_KEPT_DESCRIPTORS = 64
+_MIN_KEPT_DESCRIPTORS = 64
 
 
 class Peer:
@@ -199,7 +199,7 @@ class Held:
 def connections_allowed(most: int) -> int:
     """How many connections a process takes: a part of its descriptors is kept for stores, logs and the group."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, min(most, descriptors - max(_LEAST_KEPT_DESCRIPTORS, descriptors // 4)))
+    return max(1, min(most, descriptors - max(_MIN_KEPT_DESCRIPTORS, descriptors // 4)))
 
 
 class Limits:

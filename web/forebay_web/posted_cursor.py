@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import Request
 
 from forebay.errors import BadParameter, BadRequest
-from forebay.wire.batches import MOST_BODY_BYTES
+from forebay.wire.batches import MAX_BODY_BYTES
 from forebay.wire.parameters import ReadParameters
 from forebay_web.application import body_of
 from forebay_web.limits import Held
@@ -40,7 +40,7 @@ async def cursor_of_body(request: Request, memory: Held) -> str | None:
     """
     if request.method != "POST":
         return None
-    body = await body_of(request, MOST_BODY_BYTES, memory)
+    body = await body_of(request, MAX_BODY_BYTES, memory)
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):

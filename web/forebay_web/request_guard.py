@@ -21,7 +21,7 @@ CONSOLE_PATH = "/console"
 
 _LATER_REFUSAL = "forebay.later_refusal"
 _UNKNOWN = "forebay.unknown"
-_MOST_SHOWN_BYTES = 255
+_MAX_SHOWN_BYTES = 255
 
 
 def is_unknown(scope: Scope) -> bool:
@@ -66,7 +66,7 @@ class HostGuard:
         named = [value for name, value in scope.get("headers", ()) if name == b"host"]
         other = next((host for host in named if not self._hosts.allows(host)), None)
         if other is not None and _path(scope) not in OPEN_PATHS:
-            shown = other[:_MOST_SHOWN_BYTES].decode("latin-1")
+            shown = other[:_MAX_SHOWN_BYTES].decode("latin-1")
             problem = HostNotAllowed(
                 f"The host {shown!r} is not this process's; an operator can allow its name with --allowed-hosts."
             )

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from forebay.errors import AnswerTooLarge, BodyTooLarge, HttpVersionNotSupported, InternalError, Problem
 from forebay.wire.answer_schemas.components import reference
 from forebay.wire.answer_schemas.reads import BatchAnswer, KeyAnswer, list_answer
-from forebay.wire.batches import MOST_KEYS
+from forebay.wire.batches import MAX_KEYS
 from forebay.wire.key_changes import LAST_EVENT_ID_PARAMETER
 from forebay.wire.parameters import (
     ALL_KEYS_SCAN_PARAMETERS,
@@ -188,7 +188,7 @@ def add_batch_route(app: FastAPI, problems: tuple[type[Problem], ...], endpoint:
                     "type": "object",
                     "required": ["keys"],
                     "additionalProperties": False,
-                    "properties": {"keys": {"type": "array", "items": {}, "maxItems": MOST_KEYS}},
+                    "properties": {"keys": {"type": "array", "items": {}, "maxItems": MAX_KEYS}},
                 }
             }
         },

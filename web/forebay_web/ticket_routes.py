@@ -20,7 +20,7 @@ from forebay_web.limits import Limits
 from forebay_web.tickets import Tickets
 
 TICKETS_PATH = "/v1/tickets"
-_MOST_BODY_BYTES = 16 << 10
+_MAX_BODY_BYTES = 16 << 10
 _BODY: dict[str, Any] = {
     "required": True,
     "content": {
@@ -60,7 +60,7 @@ def add_ticket_route(app: FastAPI, tickets: Tickets, spec: Callable[[str], Store
         """A ticket, which opens event streams in place of a token for a minute, as the parameter `ticket`."""
         text_parameters(request.scope["query_string"])
         with limits.memory_of(limits.peers.of(request.scope)) as memory:
-            store, key = _requested(await body_of(request, _MOST_BODY_BYTES, memory))
+            store, key = _requested(await body_of(request, _MAX_BODY_BYTES, memory))
         authorization = request.headers.get("authorization", "").encode("latin-1")
         text, expires_ms = tickets.issue(authorization.strip(b" \t"), spec(store).name, key)
         return respond(json_answer(TicketAnswer(text, expires_ms)))

@@ -27,10 +27,10 @@ from forebay.reloaded_file import ReloadedFile
 from forebay.wire.parameters import has_too_many, split_query
 
 TICKET_LIFETIME_MS = 60_000
-LEAST_KEY_CHARACTERS = 32
+MIN_KEY_CHARACTERS = 32
 """Of a key in a file: whoever guesses it makes tickets."""
 
-_MOST_CLOCK_DIFFERENCE_MS = 5_000
+_MAX_CLOCK_DIFFERENCE_MS = 5_000
 """How much a router's clock may be ahead of that of the one which opens its tickets."""
 _CHANGES = re.compile(r"/v1/stores/([^/]+)(?:/keys/([^/]+))?/changes")
 _KEY_BYTES = 32
@@ -83,7 +83,7 @@ class Ticket:
 
     def is_current(self, now_ms: float) -> bool:
         """Whether it may open a stream at this time; also none that a clock far ahead gave a longer life."""
-        return 0 < self.expires_ms - now_ms <= TICKET_LIFETIME_MS + _MOST_CLOCK_DIFFERENCE_MS
+        return 0 < self.expires_ms - now_ms <= TICKET_LIFETIME_MS + _MAX_CLOCK_DIFFERENCE_MS
 
 
 def sign(ticket: Ticket, key: bytes) -> str:
@@ -128,9 +128,9 @@ def ticket_key_of(path: Path | None, own: bytes) -> Callable[[], bytes]:
 
 def _read_key(text: str) -> bytes:
     key = text.strip()
-    if len(key.split()) != 1 or len(key) < LEAST_KEY_CHARACTERS:
+    if len(key.split()) != 1 or len(key) < MIN_KEY_CHARACTERS:
         raise ValueError(
-            f"it is not one key of at least {LEAST_KEY_CHARACTERS} characters: make one with openssl rand -hex 32"
+            f"it is not one key of at least {MIN_KEY_CHARACTERS} characters: make one with openssl rand -hex 32"
         )
     return key.encode()
 

@@ -15,7 +15,7 @@ from forebay_web.limits import Held, Limits
 
 log = logging.getLogger(__name__)
 
-_MOST_HANDSHAKE_S = 10.0
+_MAX_HANDSHAKE_S = 10.0
 _PAUSE_S = 1.0
 """Until the next connection is accepted where there is no descriptor for one."""
 
@@ -68,7 +68,7 @@ class TlsListener:
                         partial(self._make_protocol, held),
                         connection,
                         ssl=self._tls,
-                        ssl_handshake_timeout=_MOST_HANDSHAKE_S,
+                        ssl_handshake_timeout=_MAX_HANDSHAKE_S,
                     )
                 unless_served.pop_all()
             except (OSError, TimeoutError, Overloaded) as error:

@@ -133,7 +133,7 @@ class KafkaChangelog:
     def writers(self, topic: str) -> set[str]:
         """The writers of a topic; see ``Changelog``."""
         with _reading_heartbeats(topic, "all writers"):
-            known = known_writers(self.kafka, topic, most_offsets=None)
+            known = known_writers(self.kafka, topic, max_offsets=None)
         if known is None:
             raise ChangelogError(f"The topic {topic!r} may not be read, so its writers are not known: permit it.")
         return known

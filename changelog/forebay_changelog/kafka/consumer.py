@@ -33,7 +33,7 @@ _WRITTEN_TO_FOR_MS = 10_000.0
 _RENEWAL_INTERVAL_MS = 1_000.0
 _END_UNKNOWN_FOR_MS = 10_000.0
 """A partition whose end was not learnt for this long cannot be read: elections and restarts take less."""
-_MOST_AT_ONCE = 2_000
+_MAX_AT_ONCE = 2_000
 """Records of all partitions in one poll, unless a single partition may have more."""
 _NOTHING = Fetched([])
 _LEVELS = (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
@@ -181,7 +181,7 @@ class KafkaConsumer:
         self._fetch_more()
         if self._assigned:
             self._questions.send_due()
-        of_all = min(max_records * max(1, len(self._assigned)), max(max_records, _MOST_AT_ONCE))
+        of_all = min(max_records * max(1, len(self._assigned)), max(max_records, _MAX_AT_ONCE))
         fetched = self._fetcher.take(of_all)
         fetched_partitions = {tp for tp, part in fetched.items() if part.position or part.end is not None}
         for tp in fetched_partitions & self._assigned.keys():

@@ -134,12 +134,12 @@ class Fetcher:
         if not self._waiting:
             self._waiting = self._client.consume(1, timeout_s)
 
-    def take(self, most_records: int) -> dict[TopicPartition, Fetched]:
+    def take(self, max_records: int) -> dict[TopicPartition, Fetched]:
         """What is there, without waiting: at most this many records of all partitions together."""
         unproven = self._seek()
         messages, self._waiting = self._waiting, []
-        if len(messages) < most_records:
-            messages = messages + self._client.consume(most_records - len(messages), 0)
+        if len(messages) < max_records:
+            messages = messages + self._client.consume(max_records - len(messages), 0)
         if unproven:
             messages = [message for message in messages if _partition_of(message) not in unproven]
         by_partition: dict[Any, list[Message]] = {}

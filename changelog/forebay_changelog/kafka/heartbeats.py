@@ -21,7 +21,7 @@ _TRANSACTION_TIMEOUT_MS = 10_000
 BATCH_TIMEOUT_MS = 120_000
 """For transactions that have rows, too. One that its writer leaves open holds back readers for as long."""
 _QUEUE_FULL_S = 0.1
-_MOST_SOCKET_TIMEOUT_MS = 60_000
+_MAX_SOCKET_TIMEOUT_MS = 60_000
 _FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})
 
 
@@ -149,7 +149,7 @@ class HeartbeatWriter:
                     # Not the URL's: none may be longer than a transaction.
                     message_timeout_ms=self._timeout_ms,
                     delivery_timeout_ms=self._timeout_ms,
-                    socket_timeout_ms=min(self._timeout_ms, _MOST_SOCKET_TIMEOUT_MS),
+                    socket_timeout_ms=min(self._timeout_ms, _MAX_SOCKET_TIMEOUT_MS),
                     linger_ms=0,
                 ),
                 logger=CLIENT_LOG,

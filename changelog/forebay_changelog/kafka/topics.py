@@ -40,7 +40,7 @@ _give_back.restype = None
 T = TypeVar("T")
 _DAY_MS = 86_400_000
 _MIN_COMPACTION_LAG_MS = 3_600_000
-_LEAST_TOMBSTONE_LIFE_MS = 60_000.0
+_MIN_TOMBSTONE_LIFE_MS = 60_000.0
 """A replica that did not read for this long is rebuilt, and every start takes some seconds."""
 _TIMEOUT_S = 3.0
 _OFFSETS_TIMEOUT_S = 2.0
@@ -198,11 +198,11 @@ class KafkaTopics:
             raise TopicRefused(
                 f"The topic {spec.topic!r} at {self._url} {loss}, or accept_uncompacted = true on the store."
             )
-        if found.tombstone_life_ms is not None and found.tombstone_life_ms < _LEAST_TOMBSTONE_LIFE_MS:
+        if found.tombstone_life_ms is not None and found.tombstone_life_ms < _MIN_TOMBSTONE_LIFE_MS:
             raise TopicRefused(
                 f"The topic {spec.topic!r} at {self._url} has delete.retention.ms={found.tombstone_life_ms:.0f}: "
                 "a reader that is away for longer may miss deletions, so every pause would cost a rebuild. Set it "
-                f"to at least {_LEAST_TOMBSTONE_LIFE_MS:.0f}; Kafka's default is a day."
+                f"to at least {_MIN_TOMBSTONE_LIFE_MS:.0f}; Kafka's default is a day."
             )
 
     def describe(self, topic: str) -> TopicState:

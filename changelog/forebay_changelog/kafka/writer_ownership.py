@@ -25,7 +25,7 @@ _SEARCH_DEPTHS = (1_000, 30_000, 1_000_000)
 _EVERYTHING = sys.maxsize
 _MESSAGES = 10_000
 _TIMEOUT_S = 10.0
-_MOST_SUPERSEDED = 16
+_MAX_SUPERSEDED = 16
 _RETRY_S = 0.1
 
 
@@ -49,7 +49,7 @@ def take_ownership(url: KafkaUrl, topic: str, writer: str, query_id: str) -> Wri
         return last
     if query_id in last.superseded:
         return None
-    return WriterOwnership(query_id, (last.query_id, *last.superseded)[:_MOST_SUPERSEDED])
+    return WriterOwnership(query_id, (last.query_id, *last.superseded)[:_MAX_SUPERSEDED])
 
 
 def has_written(url: KafkaUrl, topic: str, writer: str, query_id: str) -> bool | None:
@@ -74,15 +74,15 @@ def has_completed(url: KafkaUrl, topic: str, writer: str) -> bool:
     return last is not None and COMPLETED_HEADER in dict(last.headers() or ())
 
 
-def known_writers(url: KafkaUrl, topic: str, *, most_offsets: int | None = _SEARCH_DEPTHS[-1]) -> set[str] | None:
-    """The writers that are not retired; None if the topic may not be read, or is longer than ``most_offsets``.
+def known_writers(url: KafkaUrl, topic: str, *, max_offsets: int | None = _SEARCH_DEPTHS[-1]) -> set[str] | None:
+    """The writers that are not retired; None if the topic may not be read, or is longer than ``max_offsets``.
 
     Raises ``KafkaException``.
     """
     try:
         with _consumer(url) as consumer:
             beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
-            if most_offsets is not None and end - beginning > most_offsets:
+            if max_offsets is not None and end - beginning > max_offsets:
                 return None
             found = _last_heartbeats(consumer, TopicPartition(topic, 0, beginning))
     except KafkaException as error:

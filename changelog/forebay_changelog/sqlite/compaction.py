@@ -157,7 +157,7 @@ def _all_but_kept_ends(log: _Log) -> _Queries:
     # Those too far ahead of their own timestamp do not count, as for workers.
     (newest,) = log.connection.execute(
         "SELECT max(time_ms(key)) FROM log WHERE NOT heartbeat AND time_ms(key) - timestamp_ms <= ?",
-        (spec.most_ahead_ms - time_to_end_ms,),
+        (spec.max_ahead_ms - time_to_end_ms,),
     ).fetchone()
     return _Queries(
         f"{_ALL_BUT_THE_LAST} UNION {_ENDED}",

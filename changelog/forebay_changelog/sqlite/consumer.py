@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 _FAILURES: tuple[type[Exception], ...] = (*log_file.UNREADABLE, OSError, log_file.WriteRefused)
 _NO_MORE_WATCHES = frozenset({errno.ENOSPC, errno.ENOMEM})
-_MOST_BYTES_AT_ONCE = 8 << 20
+_MAX_BYTES_AT_ONCE = 8 << 20
 """Limit for the values that one poll of a partition returns, not counting the last few."""
 _SIZED_AT_ONCE = 32
 _CHECK_EACH_EVERY_MS = 5_000.0
 _NEXT_EVENTS_MS = 60_000.0
 _RETRY_MS = 1_000.0
-_LEAST_PAUSE_MS = 1.0
+_MIN_PAUSE_MS = 1.0
 _PAUSE_BY_CHECK = 10
 """Pause until the next poll of logs that are being written to, as a multiple of the time a poll takes."""
 _IF_GONE = (
@@ -120,7 +120,7 @@ class SqliteConsumer:
         """Return once a write was reported, when ``wake`` is set, or after the time-out."""
         if self._unsettled:
             # A long transaction makes the kernel report writes all the time.
-            pause_ms = max(_PAUSE_BY_CHECK * self._check_took_ms, _LEAST_PAUSE_MS)
+            pause_ms = max(_PAUSE_BY_CHECK * self._check_took_ms, _MIN_PAUSE_MS)
             wake.wait(min(timeout_s, pause_ms / 1000))
         elif self._replay or self._unread <= self._failing.keys():
             wake.wait(timeout_s, *([] if self._events is None else [self._events.fileno()]))
@@ -432,6 +432,6 @@ def _within_bounds(cursor: sqlite3.Cursor, max_records: int) -> tuple[list[Row],
     while some := cursor.fetchmany(_SIZED_AT_ONCE):
         rows += some
         held_bytes += sum([len(row[2]) for row in some if row[2]])
-        if held_bytes > _MOST_BYTES_AT_ONCE:
+        if held_bytes > _MAX_BYTES_AT_ONCE:
             return rows, True
     return rows, len(rows) == max_records

@@ -20,7 +20,7 @@ from forebay.errors import BadKey
 from forebay.json_text import json_fault
 
 AS_IT_IS_IN_JSON = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
-_MOST_EXACT = 2**53 - 1
+_MAX_EXACT = 2**53 - 1
 _BEYOND_UTF16_ORDER = re.compile("[\ue000-\U0010ffff]")
 TOTAL_KEYS = {"string": "all", "json": "[]"}
 """By key codec, the key of a value that has no key column, such as a total."""
@@ -63,7 +63,7 @@ def _is_plain(value: Any) -> bool:
     if kind is str or kind is bool or value is None:
         return True
     if kind is int:
-        return bool(-_MOST_EXACT <= value <= _MOST_EXACT)
+        return bool(-_MAX_EXACT <= value <= _MAX_EXACT)
     if kind is float:
         # Others have an exponent, or are written without a fraction.
         return bool(1e-4 <= abs(value) < 1e15) and not value.is_integer()

@@ -19,7 +19,7 @@ from collections.abc import Collection, Hashable, Sequence
 from enum import Enum, auto
 from typing import Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
-_LEAST_TIME_FOR_AN_ATTEMPT_MS = 1.0
+_MIN_TIME_FOR_AN_ATTEMPT_MS = 1.0
 _RECHECK_INTERVAL_MS = 50.0
 """How soon a read notices that a worker it asked has been found to hang."""
 _REFRESH_INTERVAL_MS = 250.0
@@ -331,4 +331,4 @@ class ReadPolicy(Generic[Host]):
         return Wait(min(self._deadline_ms, now_ms + interval_ms))
 
     def _is_late(self, now_ms: float) -> bool:
-        return now_ms >= self._deadline_ms - _LEAST_TIME_FOR_AN_ATTEMPT_MS
+        return now_ms >= self._deadline_ms - _MIN_TIME_FOR_AN_ATTEMPT_MS

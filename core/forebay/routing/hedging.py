@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 _QUANTILE = 0.99
-_LEAST_DELAY_MS = 8.0
-MOST_DELAY_MS = 250.0
+_MIN_DELAY_MS = 8.0
+MAX_DELAY_MS = 250.0
 _START_DELAY_MS = 25.0
 _STEP = 0.05
 _RISE = 1 + _STEP * _QUANTILE
 _FALL = 1 - _STEP * (1 - _QUANTILE)
 _SHARE = 0.1
-_LEAST_BURST = 10.0
+_MIN_BURST = 10.0
 
 
 class HedgeDelay:
@@ -23,20 +23,20 @@ class HedgeDelay:
         """Take an answer's time into account."""
         estimate = self._estimate_ms
         estimate *= _RISE if elapsed_ms > estimate else _FALL
-        self._estimate_ms = min(max(estimate, _LEAST_DELAY_MS / 2), MOST_DELAY_MS / 2)
+        self._estimate_ms = min(max(estimate, _MIN_DELAY_MS / 2), MAX_DELAY_MS / 2)
 
     @property
     def delay_ms(self) -> float:
         """How long to wait for an answer before asking another replica too."""
-        return min(max(2 * self._estimate_ms, _LEAST_DELAY_MS), MOST_DELAY_MS)
+        return min(max(2 * self._estimate_ms, _MIN_DELAY_MS), MAX_DELAY_MS)
 
 
 class HedgeBudget:
     """Lets a tenth of all requests be hedges, in bursts of up to a second's worth of requests."""
 
     def __init__(self) -> None:
-        self._tokens = _LEAST_BURST
-        self._burst = _LEAST_BURST
+        self._tokens = _MIN_BURST
+        self._burst = _MIN_BURST
         self._second = 0
         self._in_second = 0
 
@@ -49,7 +49,7 @@ class HedgeBudget:
         """Count requests that came at this time, or shortly before."""
         second = int(now_ms // 1000)
         if second != self._second:
-            self._burst = max(_LEAST_BURST, float(self._in_second))
+            self._burst = max(_MIN_BURST, float(self._in_second))
             self._second, self._in_second = second, 0
         self._in_second += requests
         self._tokens = min(self._burst, self._tokens + requests * _SHARE)

@@ -17,16 +17,16 @@ from forebay.wire.scans import Cursor, Scan
 FIRST_PAGES_BYTES = 2 << 20
 """What the first pages of a list may take together, unless its partitions are many: dozens of small lists that one
 client has in flight, behind a worker that hangs, are no reason to refuse it."""
-_LEAST_PAGE_BYTES = 64 << 10
+_MIN_PAGE_BYTES = 64 << 10
 _CURSOR_FRAME_BYTES = 64
 """Of a cursor, what is neither its key nor its position."""
-_MOST_ATTEMPTS = 256
+_MAX_ATTEMPTS = 256
 """In one problem, of a list over many partitions."""
 
 
 def page_bytes_of(partitions: int) -> int:
     """How large a page may become if as many are held at once."""
-    return max(_LEAST_PAGE_BYTES, FIRST_PAGES_BYTES // max(1, partitions))
+    return max(_MIN_PAGE_BYTES, FIRST_PAGES_BYTES // max(1, partitions))
 
 
 @dataclass
@@ -76,7 +76,7 @@ class PartitionPages:
         return self.page is not None and self.page.more and not self.page.keys
 
     @property
-    def most_cursor_bytes(self) -> int:
+    def max_cursor_bytes(self) -> int:
         """What the cursor of its next page takes at most, also as a body: a cursor is base64 of a key and a
         position."""
         return 0 if self.last is None else 4 * (len(self.last) + len(self.at or "") + _CURSOR_FRAME_BYTES) // 3
@@ -164,7 +164,7 @@ def attempts_at_all(problems: Iterable[Mapping[str, Any]]) -> list[dict[str, Any
         {"partition": problem.get("partition"), **attempt}
         for problem in problems
         for attempt in problem.get("attempts", ())
-    ][:_MOST_ATTEMPTS]
+    ][:_MAX_ATTEMPTS]
 
 
 def unread(store: str, statuses: Collection[int], problems: Sequence[Mapping[str, Any]]) -> Problem:

@@ -56,7 +56,7 @@ def setting(
     return field(metadata={"help": help, "default": default, "least": least, "most": most, "choices": choices})
 
 
-_MOST_ANSWER_BYTES = 32 << 20
+_MAX_ANSWER_BYTES = 32 << 20
 """Half of what an answer may take: values may be longer as JSON."""
 _PRIVATE_NETWORKS = (
     "127.0.0.0/8",
@@ -165,7 +165,7 @@ class TierSettings:
     def max_answer_bytes(self) -> int:
         """Size above which a batch is not answered, but refused with 413: one that no process has room for would
         be refused as if it were worth another try."""
-        return min(_MOST_ANSWER_BYTES, self.request_memory_bytes // 2)
+        return min(_MAX_ANSWER_BYTES, self.request_memory_bytes // 2)
 
 
 @dataclass(frozen=True, kw_only=True)

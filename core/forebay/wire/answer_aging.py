@@ -17,7 +17,7 @@ long it was under way, or waited to be received."""
 _WAITED = re.compile(rb"forebay-waited-ms: (\d+)\r\n")
 _RESERVED_FOR_RETRY = 0.1
 """Fraction of the time of a read with time bounds."""
-_LEAST_MS = 1.0
+_MIN_MS = 1.0
 """Figures are whole milliseconds, rounded up."""
 
 
@@ -31,7 +31,7 @@ def aged(body: bytes, waited_ms: float) -> tuple[bytes, Lag | None]:
     if found is None:
         return body, None
     lag = Lag(*(None if figure == b"null" else int(figure) for figure in found.groups()))
-    if waited_ms < _LEAST_MS:
+    if waited_ms < _MIN_MS:
         return body, lag
     lag = lag.aged(waited_ms)
     return b'%b"lag":%b%b' % (body[:at], lag_json(lag), body[found.end() :]), lag
@@ -66,7 +66,7 @@ def answer_by_now(
 
     ``then`` is when that was found.
     """
-    if waited_ms < _LEAST_MS or answer.status not in WITH_LAG:
+    if waited_ms < _MIN_MS or answer.status not in WITH_LAG:
         return answer
     before, (body, lag) = aged(answer.body, 0)[1], aged(answer.body, waited_ms)
     if before is None or lag is None:

@@ -21,7 +21,7 @@ _NAMED = re.compile(rb"forebay-problem: ([a-z-]+)\r\n")
 CHALLENGE = b"www-authenticate: Bearer\r\n"
 
 
-MOST_ANSWER_BYTES = 64 << 20
+MAX_ANSWER_BYTES = 64 << 20
 """The longest body that a worker sends, and that a router takes from one: whatever is there, it cannot fill
 either."""
 _PREFIX = "urn:forebay:problem:"

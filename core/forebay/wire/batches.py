@@ -16,13 +16,13 @@ from forebay.event_loop_turns import in_turns
 from forebay.wire.answers import JSON_HEAD, NO_STORE, HttpAnswer, problem_answer
 from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
 
-MOST_KEYS = 500
-MOST_KEY_BYTES = 4_096
+MAX_KEYS = 500
+MAX_KEY_BYTES = 4_096
 """The length of the longest key that a request may name, as it is written there."""
-MOST_BODY_BYTES = 2 << 20
-_MOST_AT_ONCE_BYTES = 16 << 10
+MAX_BODY_BYTES = 2 << 20
+_MAX_AT_ONCE_BYTES = 16 << 10
 """A larger body is read key by key, in turns with other work: half a millisecond's worth."""
-_MOST_TEXT = 16
+_MAX_TEXT = 16
 """Characters of JSON for one byte of a key at most: six for an escaped control character, more for indentation."""
 _LONGEST_LITERAL = 12
 """Characters in which a piece's end may show as another fault: of ``true``, or of an escape."""
@@ -65,7 +65,7 @@ class BatchKeys(NamedTuple):
 
 def is_large(body: bytes) -> bool:
     """Whether a request's body takes too long to be read at once."""
-    return len(body) > _MOST_AT_ONCE_BYTES
+    return len(body) > _MAX_AT_ONCE_BYTES
 
 
 async def read_batch(body: bytes) -> BatchKeys:
@@ -86,11 +86,11 @@ def read_batch_keys(body: bytes) -> BatchKeys:
     keys = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(keys, list) or set(document) != {"keys"}:
         raise _no_batch()
-    if len(keys) > MOST_KEYS:
+    if len(keys) > MAX_KEYS:
         raise _too_many(len(keys))
-    if len(body) > MOST_KEY_BYTES:
+    if len(body) > MAX_KEY_BYTES:
         for place, key in enumerate(keys):
-            if _is_longer(key, MOST_KEY_BYTES):
+            if _is_longer(key, MAX_KEY_BYTES):
                 raise key_too_long(f"keys[{place}]")
     return BatchKeys(keys)
 
@@ -105,21 +105,21 @@ def _keys_one_by_one(body: bytes) -> Iterator[tuple[Any, bytes]]:
     if begin is None:
         raise _no_batch()
     at, place = begin.end(), 0
-    most_characters = _MOST_TEXT * MOST_KEY_BYTES
+    max_characters = _MAX_TEXT * MAX_KEY_BYTES
     end = _END.match(text, at)
     while end is None:
-        if place == MOST_KEYS:
+        if place == MAX_KEYS:
             raise _too_many()
-        piece = text[at : at + most_characters + 1]
+        piece = text[at : at + max_characters + 1]
         try:
             value, length = _DECODER.raw_decode(piece)
         except json.JSONDecodeError as error:
-            if len(piece) > most_characters and _is_cut(piece, error):
+            if len(piece) > max_characters and _is_cut(piece, error):
                 raise key_too_long(f"keys[{place}]") from None
             raise _no_json() from None
         except (ValueError, RecursionError):
             raise _no_json() from None
-        if length > most_characters or _is_longer(value, MOST_KEY_BYTES):
+        if length > max_characters or _is_longer(value, MAX_KEY_BYTES):
             raise key_too_long(f"keys[{place}]")
         yield value, _utf8(piece[:length], value)
         place += 1
@@ -155,19 +155,19 @@ def _no_batch() -> BadRequest:
 
 def _too_many(keys: int | None = None) -> BadRequest:
     found = "These" if keys is None else str(keys)
-    return BadRequest(f"{found} keys are more than {MOST_KEYS}; send them in several requests.")
+    return BadRequest(f"{found} keys are more than {MAX_KEYS}; send them in several requests.")
 
 
 def key_too_long(which: str = "The key") -> BadKey:
     """The problem of a key longer than allowed."""
-    return BadKey(f"{which} is longer than {MOST_KEY_BYTES} bytes.")
+    return BadKey(f"{which} is longer than {MAX_KEY_BYTES} bytes.")
 
 
-def _is_longer(key: Any, most_bytes: int) -> bool:
+def _is_longer(key: Any, max_bytes: int) -> bool:
     """Whether a key's JSON is surely longer than allowed, at the cost of counting its values."""
     if isinstance(key, str):
-        return len(key) > most_bytes
-    left, waiting = most_bytes, [key]
+        return len(key) > max_bytes
+    left, waiting = max_bytes, [key]
     while waiting:
         value = waiting.pop()
         # Each takes a comma or a bracket at least.
@@ -227,10 +227,10 @@ def _parted(found: Sequence[bytes | KeyResult]) -> tuple[list[tuple[int, bytes]]
     return plains, {place: fault for place, fault in enumerate(found) if not isinstance(fault, bytes)}
 
 
-def require_size(answer_bytes: int, most_bytes: int) -> None:
+def require_size(answer_bytes: int, max_bytes: int) -> None:
     """Raise ``AnswerTooLarge`` if an answer would be larger than allowed."""
-    if answer_bytes > most_bytes:
-        raise AnswerTooLarge(f"The values of these keys take more than {most_bytes} bytes; ask for fewer keys.")
+    if answer_bytes > max_bytes:
+        raise AnswerTooLarge(f"The values of these keys take more than {max_bytes} bytes; ask for fewer keys.")
 
 
 def batch_answer(keys: BatchKeys, results: Sequence[KeyResult], *, frames: bool = False) -> HttpAnswer:

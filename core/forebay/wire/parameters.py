@@ -20,12 +20,12 @@ _EPOCH_MS = re.compile(r"-?[0-9]{1,15}")
 _EPOCH_S = re.compile(r"[1-9][0-9]{9}")
 """The seconds of the years 2001 to 2286. As milliseconds they are of January to April 1970."""
 DEFAULT_LIMIT = 1_000
-MOST_REQUEST_MS = 30_000
+MAX_REQUEST_MS = 30_000
 """The longest that a request may take, whatever it states."""
 _LONGEST_REMEMBERED = 1_024
-_MOST_PARAMETERS = 64
+_MAX_PARAMETERS = 64
 DEFAULT_LAG_INTERVAL_MS = 5_000
-LEAST_LAG_INTERVAL_MS = 100
+MIN_LAG_INTERVAL_MS = 100
 
 Prefer = Literal["active", "any"]
 """Which replica a router asks first: the active, or any within the tolerance."""
@@ -68,7 +68,7 @@ class ReadParameters:
 
     def allowed_ms(self, default_ms: int) -> int:
         """How long the request may take: as it states, else the default and its wait; within the bound."""
-        return min(self.timeout_ms or default_ms + self.wait_ms, MOST_REQUEST_MS)
+        return min(self.timeout_ms or default_ms + self.wait_ms, MAX_REQUEST_MS)
 
     def tolerance_for(self, spec: StoreSpec) -> Tolerance:
         """The request's tolerance, or the store's own if the request has none."""
@@ -107,13 +107,13 @@ class QueryItem(NamedTuple):
 
 def has_too_many(query: bytes) -> bool:
     """Whether a raw query has more parameters than any path takes: to read them would take others' time."""
-    return query.count(b"&") >= _MOST_PARAMETERS
+    return query.count(b"&") >= _MAX_PARAMETERS
 
 
 def split_query(query: bytes) -> Iterator[QueryItem]:
     """The parameters of a raw query, in order; raises ``BadParameter`` if there are more than any path takes."""
     if has_too_many(query):
-        raise BadParameter(f"The query has more than {_MOST_PARAMETERS} parameters.", parameter="query")
+        raise BadParameter(f"The query has more than {_MAX_PARAMETERS} parameters.", parameter="query")
     for received in filter(None, query.split(b"&")):
         name, _, value = (unquote_to_bytes(part.replace(b"+", b" ")) for part in received.partition(b"="))
         yield QueryItem(name.decode("utf-8", "replace"), value, received)
@@ -185,8 +185,8 @@ def _limit(name: str, text: str) -> int:
 
 def _lag_interval(name: str, text: str) -> int:
     number = _natural(name, text)
-    if number < LEAST_LAG_INTERVAL_MS:
-        raise BadParameter(f"{name}={number} is less than {LEAST_LAG_INTERVAL_MS}.", parameter=name)
+    if number < MIN_LAG_INTERVAL_MS:
+        raise BadParameter(f"{name}={number} is less than {MIN_LAG_INTERVAL_MS}.", parameter=name)
     return number
 
 
@@ -335,7 +335,7 @@ PARAMETER_DOCS: Mapping[str, tuple[dict[str, Any], str]] = {
         "and no miss is proven. Routers say so.",
     ),
     "lag_interval_ms": (
-        {"type": "integer", "minimum": LEAST_LAG_INTERVAL_MS, "default": DEFAULT_LAG_INTERVAL_MS},
+        {"type": "integer", "minimum": MIN_LAG_INTERVAL_MS, "default": DEFAULT_LAG_INTERVAL_MS},
         "Time between two `lag` events.",
     ),
     "numbers": (

@@ -25,7 +25,7 @@ results with their statuses. Another version of the format has another name."""
 UNPROVEN = "unproven"
 """The member of a page's provenance that has its unproven ranges, if it has any."""
 
-_MERGED_AT_ONCE, _LEAST_OF_A_PAGE = 4_096, 32
+_MERGED_AT_ONCE, _MIN_OF_A_PAGE = 4_096, 32
 """Items merged within a turn of the event loop: of all pages together, but for those of a page."""
 
 Items = tuple[list[bytes], list[bytes]]
@@ -94,7 +94,7 @@ def first_end(pages: Iterable[ScanPage], *, reverse: bool) -> bytes | None:
 def window_end(pages: Sequence[ScanPage], *, reverse: bool) -> bytes | None:
     """The same, or one before it up to which there are no more than some thousand items: they are merged within a
     turn of the event loop."""
-    most = max(_LEAST_OF_A_PAGE, _MERGED_AT_ONCE // max(1, len(pages)))
+    most = max(_MIN_OF_A_PAGE, _MERGED_AT_ONCE // max(1, len(pages)))
     ends = [page.keys[most - 1] for page in pages if len(page.keys) > most]
     end = first_end(pages, reverse=reverse)
     if end is not None:

@@ -15,7 +15,7 @@ import msgpack
 from forebay.codecs.keys import from_segment
 from forebay.codecs.values import all_to_json
 from forebay.errors import BadParameter, WrongStoreKind
-from forebay.position import Position, decode_position, most_position_characters
+from forebay.position import Position, decode_position, max_position_characters
 from forebay.store_kinds import STORE_KINDS, StoreKind
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import (
@@ -31,7 +31,7 @@ from forebay.wire.parameters import ReadParameters, parse_time
 
 SCAN_HEADER = "forebay-scan"
 """Names the scan that a page in frames is of: neither its store nor its bounds are in the page."""
-_MOST_CURSOR_IN_URL = 8 << 10
+_MAX_CURSOR_IN_URL = 8 << 10
 """Characters of a cursor that is part of a URL: a longer one, which follows a long key, is posted."""
 
 
@@ -241,7 +241,7 @@ class Cursor:
             partitions = scan.spec.partitions
             if len(missing) >= partitions or not all(0 <= int(partition) < partitions for partition in missing):
                 raise ValueError("partitions that the store does not have, or all")
-            if len(at or "") > most_position_characters(partitions):
+            if len(at or "") > max_position_characters(partitions):
                 raise ValueError("more offsets than partitions")
             cursor = cls(digest, last, at, tuple(map(int, missing)))
             # Read once: the offsets may be many.
@@ -260,4 +260,4 @@ class Cursor:
 
 def posted_cursor(text: str) -> bytes | None:
     """The body of a request for the page after a cursor; None if the cursor fits into the request's URL."""
-    return json.dumps({"cursor": text}).encode() if len(text) > _MOST_CURSOR_IN_URL else None
+    return json.dumps({"cursor": text}).encode() if len(text) > _MAX_CURSOR_IN_URL else None

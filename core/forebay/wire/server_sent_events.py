@@ -9,7 +9,7 @@ EVENTS_MEDIA_TYPE = "text/event-stream"
 COMMENT = b":\n\n"
 """Keeps proxies from closing an idle stream; it has no meaning."""
 
-_MOST_EVENT_BYTES = 64 << 20
+_MAX_EVENT_BYTES = 64 << 20
 _LINE_ENDS = re.compile(rb"\r\n|\r|\n")
 
 
@@ -63,8 +63,8 @@ class EventReader:
         Raises ``ValueError`` if one is larger than any may be.
         """
         self._held_bytes += len(received)
-        if self._held_bytes > _MOST_EVENT_BYTES:
-            raise ValueError(f"an event of more than {_MOST_EVENT_BYTES} bytes")
+        if self._held_bytes > _MAX_EVENT_BYTES:
+            raise ValueError(f"an event of more than {_MAX_EVENT_BYTES} bytes")
         events = self._feed(received)
         if events:
             self._held_bytes = 0

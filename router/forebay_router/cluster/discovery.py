@@ -27,7 +27,7 @@ from forebay_router.upstream.opener import NotAdmitted, Opener
 
 log = logging.getLogger(__name__)
 _FORGET_AFTER_MS = 300_000.0
-_LEAST_PAUSE_S = 0.02
+_MIN_PAUSE_S = 0.02
 _PAUSE_AFTER_SILENCE_S, _LONGEST_PAUSE_AFTER_SILENCE_S = 0.5, 5.0
 """A poll without an answer occupies one of a few slots for a second, so silent workers are polled less and
 less."""
@@ -189,9 +189,9 @@ class Discovery:
             if host not in (None, address):
                 pause_s = max(pause_s, _ALIAS_POLL_INTERVAL_S)
             # There is a pause even for a worker that answers all reads as if the map were out of date.
-            await asyncio.sleep(min(_LEAST_PAUSE_S, pause_s))
+            await asyncio.sleep(min(_MIN_PAUSE_S, pause_s))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s - _LEAST_PAUSE_S):
+                async with asyncio.timeout(pause_s - _MIN_PAUSE_S):
                     await poll_now.wait()
 
     async def _poll(self, address: HostInfo) -> HostInfo | None:

@@ -15,7 +15,7 @@ from forebay_router.upstream.opener import Opener
 from forebay_router.upstream.pool import ConnectionPool
 
 _TIMEOUT_S = 1.0
-_MOST_AT_ONCE = 32
+_MAX_AT_ONCE = 32
 _SHARE = 0.03
 """Share of a core for all polls together: two workers with 100 replicas each are polled at the configured
 interval."""
@@ -38,7 +38,7 @@ class WorkerDocuments:
     def __init__(self, credentials: Callable[[], bytes], opener: Opener) -> None:
         self._credentials = credentials
         self._pool = ConnectionPool(opener)
-        self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
 
     async def get(self, address: HostInfo, path: str) -> bytes:
         """The document at a path; raises ``PollRefused``, and ``OSError`` if there is no answer in time."""

@@ -56,7 +56,7 @@ from forebay_web.limits import Held, Peer
 from forebay_web.routes import BATCH_ROUTE
 
 _FRAMES = FRAMES_MEDIA_TYPE.encode()
-_LEAST_AGE_MS = 1.0
+_MIN_AGE_MS = 1.0
 """Figures of a lag are whole milliseconds."""
 
 _Places = dict[int, list[int]]
@@ -138,7 +138,7 @@ class _BatchResults:
     async def by_now(self, store: str, tolerance: Tolerance) -> list[KeyResult]:
         """All as they are now, a problem in place of each that has left its bounds."""
         now = boot_ms()
-        if tolerance == UNLIMITED and now - min(self._as_of_boot_ms, default=now) < _LEAST_AGE_MS:
+        if tolerance == UNLIMITED and now - min(self._as_of_boot_ms, default=now) < _MIN_AGE_MS:
             return self.results
         return await results_by_now(self.results, self._as_of_boot_ms, tolerance, store)
 

@@ -10,7 +10,7 @@ from forebay.codecs.keys import from_segment
 from forebay.codecs.segment_cache import of_one_store
 from forebay.lag import Tolerance
 from forebay.routing.candidates import equally_good, less_loaded
-from forebay.routing.hedging import MOST_DELAY_MS
+from forebay.routing.hedging import MAX_DELAY_MS
 from forebay.store_kinds import STORE_KINDS
 from forebay.store_spec import StoreSpec
 from forebay.wire.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
@@ -25,8 +25,8 @@ _CHOICE_MAX_AGE_MS = 25.0
 _PREPARED_KINDS = frozenset(
     kind.name for kind in STORE_KINDS.values() if kind.has_single_values and not kind.keeps_versions
 )
-_MOST_READS = 4096
-_MOST_CHOICES = 32_768
+_MAX_READS = 4096
+_MAX_CHOICES = 32_768
 """Entries of some hundred bytes each."""
 
 
@@ -109,10 +109,10 @@ class CandidateCache:
         if spec is None or spec.kind not in _PREPARED_KINDS or spec.stream_partitioner is None:
             return None
         parameters = parse_parameters(template.query, KEY_PARAMETERS)
-        if parameters.wait_ms or self._router.timeout_ms(parameters) < MOST_DELAY_MS:
+        if parameters.wait_ms or self._router.timeout_ms(parameters) < MAX_DELAY_MS:
             # A slow one is noticed only after the hedge delay.
             return None
-        if len(self._reads) >= _MOST_READS:
+        if len(self._reads) >= _MAX_READS:
             self._forget()
         tolerance = parameters.tolerance_for(spec)
         spread = parameters.prefer == "any" and not parameters.require_active
@@ -181,7 +181,7 @@ class CandidateCache:
         if len(targets) < len(hosts):
             targets = ()
         if partition not in read.choices:
-            if self._choices_made >= _MOST_CHOICES:
+            if self._choices_made >= _MAX_CHOICES:
                 self._forget()
             self._choices_made += 1
         choice = read.choices[partition] = _Choice(now_boot_ms, targets)

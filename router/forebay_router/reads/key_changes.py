@@ -30,12 +30,12 @@ from forebay_router.upstream.event_upstream import EventUpstream
 from forebay_router.upstream.pool import WorkerConnections
 from forebay_web.event_streams import Events, problem_event
 
-_LEAST_PAUSE_MS = 20.0
-_MOST_PAUSE_MS = 1_000.0
+_MIN_PAUSE_MS = 20.0
+_MAX_PAUSE_MS = 1_000.0
 _STEADY_MS = 1_000.0
 """A worker that served for this long counts as found: the next search starts with the shortest pause again."""
-_LEAST_ATTEMPT_MS, _MOST_ATTEMPT_MS = 50.0, 5_000.0
-_LEAST_TURN_MS = 500.0
+_MIN_ATTEMPT_MS, _MAX_ATTEMPT_MS = 50.0, 5_000.0
+_MIN_TURN_MS = 500.0
 _HEALTH_CHECK_INTERVAL_MS = 1_000.0
 _SILENCE_MS = 2_000.0
 """How much longer than its comment interval a worker may be silent on a stream."""
@@ -61,7 +61,7 @@ class RoutedChanges:
         self._resuming = resuming
         self._attempts: list[Attempt] = []
         self._due_boot_ms = router.deadline(parameters)
-        self._pause_ms = _LEAST_PAUSE_MS
+        self._pause_ms = _MIN_PAUSE_MS
         self._last_event_boot_ms = boot_ms()
         """When the client was last sent something while no replica could serve."""
 
@@ -90,7 +90,7 @@ class RoutedChanges:
                     self._last_event_boot_ms = boot_ms()
                     yield None
             await asyncio.sleep(self._pause_ms * random.uniform(0.5, 1.0) / 1000)
-            self._pause_ms = min(2 * self._pause_ms, _MOST_PAUSE_MS)
+            self._pause_ms = min(2 * self._pause_ms, _MAX_PAUSE_MS)
 
     async def _serve(self) -> Events:
         """The events of the best replica that has any, until it is lost; raises ``Problem`` if none has."""
@@ -111,7 +111,7 @@ class RoutedChanges:
         self._last_event_boot_ms = boot_ms()
         self._due_boot_ms = self._router.deadline(self._parameters)
         if boot_ms() - since >= _STEADY_MS:
-            self._pause_ms = _LEAST_PAUSE_MS
+            self._pause_ms = _MIN_PAUSE_MS
 
     async def _connect(self) -> tuple[HostInfo, EventUpstream, Event | None]:
         """The first candidate that has an event, and that event; raises ``Problem``."""
@@ -133,9 +133,9 @@ class RoutedChanges:
             # Each candidate gets a share of the time for the first event.
             share_ms = (self._due_boot_ms - boot_ms()) / (len(hosts) - i)
             if not self._parameters.wait_ms:
-                share_ms = min(share_ms, _MOST_ATTEMPT_MS)
+                share_ms = min(share_ms, _MAX_ATTEMPT_MS)
             try:
-                upstream, event = await self._first(host, request, max(_LEAST_ATTEMPT_MS, share_ms))
+                upstream, event = await self._first(host, request, max(_MIN_ATTEMPT_MS, share_ms))
             except OSError as error:
                 self._lost(host, error)
                 continue
@@ -162,7 +162,7 @@ class RoutedChanges:
             await turn.acquire()
         try:
             # A turn that came late is not given up.
-            return await _first(worker, rendered, max(_LEAST_TURN_MS, share_ms - (boot_ms() - begun)))
+            return await _first(worker, rendered, max(_MIN_TURN_MS, share_ms - (boot_ms() - begun)))
         finally:
             turn.release()
 

@@ -32,7 +32,7 @@ from forebay_web.limits import Held
 _FIRST_PAGE = 1_000
 """Entries; each page is twice as large as the previous one, so that merging starts early and pages are few."""
 _LARGEST_PAGE = 4_000
-_MOST_AT_ONCE = 64
+_MAX_AT_ONCE = 64
 """Partitions asked at once: one scan of a large store must not use up a worker's request limit."""
 _PIECE_BYTES = 256 << 10
 _PART_FOR_ROOM = 0.25
@@ -133,9 +133,9 @@ class Gather:
         deadline = router.deadline(parameters)
         no_page_after = deadline - _LEFT_FOR_A_PAGE * (deadline - boot_ms())
         listed = ScatteredList.begin(scan, _partitions(router, scan), parameters.cursor)
-        window = SendWindow(memory, _MOST_AT_ONCE)
+        window = SendWindow(memory, _MAX_AT_ONCE)
         gather = cls(router, listed, parameters, path, query, deadline, no_page_after, memory, window)
-        at_once = min(len(listed.parts), _MOST_AT_ONCE)
+        at_once = min(len(listed.parts), _MAX_AT_ONCE)
         gather.page_bytes = page_bytes_of(at_once)
         reserved_bytes = at_once * gather.page_bytes
         await memory.reserve(reserved_bytes, _PART_FOR_ROOM * (deadline - boot_ms()))
@@ -169,8 +169,8 @@ class Gather:
     async def _reserve_first_cursors(self, within_ms: float) -> None:
         """Hold what the first pages' requests take; raises ``Overloaded``."""
         parts = list(self.listed.parts.values())
-        if parts and parts[0].most_cursor_bytes:
-            await self.window.reserve(parts[0].most_cursor_bytes, len(parts), within_ms)
+        if parts and parts[0].max_cursor_bytes:
+            await self.window.reserve(parts[0].max_cursor_bytes, len(parts), within_ms)
             self.first_cursor = SentCursor.of(parts[0], self.scan)
 
     def _require_any(self) -> None:
@@ -305,7 +305,7 @@ class Gather:
         fetch.size = min(2 * fetch.size, _LARGEST_PAGE)
         query = [item.received for item in split_query(self.query) if item.name not in _NOT_FORWARDED]
         query.append(b"limit=%d" % limit)
-        async with self.window.sending(part.most_cursor_bytes):
+        async with self.window.sending(part.max_cursor_bytes):
             # Encoded in its turn: those that wait take nothing.
             cursor = self.first_cursor if part.page is None else None
             cursor = cursor or SentCursor.of(part, self.scan)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from forebay_web.limits import Held
 
-MOST_BYTES = 2 << 20
+MAX_BYTES = 2 << 20
 """Of bodies at once. A longer body is sent alone."""
 
 
@@ -19,17 +19,17 @@ class SendWindow:
     A body is held in ``memory`` until its answer is there: each request has a copy of its own.
     """
 
-    def __init__(self, memory: Held, most_requests: int) -> None:
+    def __init__(self, memory: Held, max_requests: int) -> None:
         self._memory = memory
-        self._least_share_bytes = MOST_BYTES // most_requests
-        self._free_bytes = MOST_BYTES
+        self._min_share_bytes = MAX_BYTES // max_requests
+        self._free_bytes = MAX_BYTES
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._in_flight_bytes = self._reserved_bytes = 0
         self.held_bytes = 0
 
     async def reserve(self, body_bytes: int, requests: int, within_ms: float = 0.0) -> None:
         """Hold what so many requests with bodies of this size have in flight; raises ``Overloaded``."""
-        reserved_bytes = min(requests, MOST_BYTES // self._share(body_bytes)) * body_bytes
+        reserved_bytes = min(requests, MAX_BYTES // self._share(body_bytes)) * body_bytes
         if reserved_bytes:
             await self._memory.reserve(reserved_bytes, within_ms)
         self.held_bytes += reserved_bytes
@@ -90,4 +90,4 @@ class SendWindow:
 
     def _share(self, body_bytes: int) -> int:
         """How much of the window a request takes."""
-        return min(MOST_BYTES, max(1, self._least_share_bytes, body_bytes))
+        return min(MAX_BYTES, max(1, self._min_share_bytes, body_bytes))

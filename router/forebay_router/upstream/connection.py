@@ -13,19 +13,19 @@ from functools import lru_cache
 from typing import cast
 
 from forebay.errors import AnswerTooLarge, Problem
-from forebay.wire.answers import MOST_ANSWER_BYTES, HttpAnswer, problem_answer
+from forebay.wire.answers import MAX_ANSWER_BYTES, HttpAnswer, problem_answer
 
-_MOST_LATE_MS = 100.0
+_MAX_LATE_MS = 100.0
 TIME_TO_READ_S = 0.02
 """How long what was received while the process was stopped may take to be read."""
-_MOST_HEAD_BYTES = 64 << 10
+_MAX_HEAD_BYTES = 64 << 10
 _KNOWN_LINES = (b"forebay-", b"content-type:", b"cache-control:", b"retry-after:", b"www-authenticate:")
 """How the header lines begin that are passed on to clients; others are dropped."""
-_MOST_GATHERED = 16
+_MAX_GATHERED = 16
 """Requests sent together at most: the worker can begin with them while others still come."""
 _LENGTH = b"\r\ncontent-length: "
 _LENGTH_SIZE = len(_LENGTH)
-_MOST_DIGITS = 20
+_MAX_DIGITS = 20
 _LINE = re.compile(rb"([!#-'*+.0-9A-Z^-z|~-]+):[\t -~\x80-\xff]*\r\n")
 """A header line as RFC 9112 has it: no control characters."""
 _KNOWN_NAMES = tuple(line.removesuffix(b":") for line in _KNOWN_LINES)
@@ -38,7 +38,7 @@ Admit = Callable[[int], None]
 
 def was_stopped(late_ms: float) -> bool:
     """Whether a timer that ran so much too late shows that the process did not run: nobody else was slow."""
-    return late_ms > _MOST_LATE_MS
+    return late_ms > _MAX_LATE_MS
 
 
 class UpstreamClosed(ConnectionError):
@@ -107,7 +107,7 @@ class Connection(asyncio.Protocol):
         if not self._unsent:
             self._loop.call_soon(self._flush)
         self._unsent.append(request)
-        if len(self._unsent) >= _MOST_GATHERED:
+        if len(self._unsent) >= _MAX_GATHERED:
             self._flush()
 
     def _flush(self) -> None:
@@ -237,7 +237,7 @@ def parse_answer(buffer: bytes, at: int) -> tuple[HttpAnswer, int, bool] | None:
     """
     end = buffer.find(b"\r\n\r\n", at)
     if end < 0:
-        if len(buffer) - at > _MOST_HEAD_BYTES:
+        if len(buffer) - at > _MAX_HEAD_BYTES:
             raise ValueError("head too long")
         return None
     body_at = end + 4
@@ -247,7 +247,7 @@ def parse_answer(buffer: bytes, at: int) -> tuple[HttpAnswer, int, bool] | None:
     if status_line is not None and digits.isdigit():
         # From a forebay worker: the length is the last line.
         status, lines = status_line
-        answer_end = body_at + _checked_length(int(digits[:_MOST_DIGITS]))
+        answer_end = body_at + _checked_length(int(digits[:_MAX_DIGITS]))
         if len(buffer) < answer_end:
             return None
         return HttpAnswer(status, lines, buffer[body_at:answer_end]), answer_end, True
@@ -280,7 +280,7 @@ def _read_head(buffer: bytes, at: int, end: int) -> tuple[int, bytes, int, bool]
         name, _, value = header.partition(b": ")
         lowered = name.lower()
         if lowered == b"content-length":
-            length = _checked_length(int(value[:_MOST_DIGITS]))
+            length = _checked_length(int(value[:_MAX_DIGITS]))
         elif lowered == b"transfer-encoding":
             raise ValueError("chunked")
         elif lowered == b"connection":
@@ -307,7 +307,7 @@ def _before_length(head: bytes) -> tuple[int, bytes] | None:
 
 def _checked_length(length: int) -> int:
     """The length of a body; raises ``AnswerTooLarge`` if it is more than an answer may take."""
-    if length > MOST_ANSWER_BYTES:
+    if length > MAX_ANSWER_BYTES:
         raise AnswerTooLarge(f"A worker's answer of {length} bytes is longer than any may be.")
     return length
 

@@ -10,7 +10,7 @@ import httptools
 from forebay.wire.server_sent_events import Event, EventReader
 
 _READ_BYTES = 64 << 10
-_MOST_REFUSAL_BYTES = 1 << 20
+_MAX_REFUSAL_BYTES = 1 << 20
 
 
 class EventUpstream:
@@ -56,7 +56,7 @@ class EventUpstream:
             self._events.extend(self._parsed.feed(body))
         else:
             self._refusal += body
-            if len(self._refusal) > _MOST_REFUSAL_BYTES:
+            if len(self._refusal) > _MAX_REFUSAL_BYTES:
                 raise ValueError("a refusal without end")
 
     def on_message_complete(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from forebay.errors import AnswerTooLarge
 from forebay.networks import Networks
-from forebay.process_identity import IDENTITY_PATH, MOST_IDENTITY_BYTES
+from forebay.process_identity import IDENTITY_PATH, MAX_IDENTITY_BYTES
 from forebay.streams_metadata import HostInfo
 from forebay.timeouts import running_timeout
 from forebay.wire.answers import HttpAnswer
@@ -23,11 +23,11 @@ from forebay_web.tls import trust
 Encryption = Callable[[HostInfo], Mapping[str, Any]]
 """What asyncio needs to encrypt a connection to a worker: nothing if it is not to be encrypted."""
 _CONNECT_TIMEOUT_S = 1.0
-_MOST_IDENTITY_S = 30.0
+_MAX_IDENTITY_S = 30.0
 _UNACKNOWLEDGED_MS = 2_000
 """How long a worker's machine may leave sent data unacknowledged; if only the process hangs, its system still
 acknowledges."""
-_MOST_IDENTITY_ANSWER_BYTES = 2 * MOST_IDENTITY_BYTES
+_MAX_IDENTITY_ANSWER_BYTES = 2 * MAX_IDENTITY_BYTES
 _KEEP_ALIVE_S = 5
 """After how long without traffic the worker's machine is asked whether the connection is still there."""
 Admit = Callable[[HostInfo, HttpAnswer], None]
@@ -119,7 +119,7 @@ class Opener:
         try:
             if self._admit is not None:
                 # A worker that hangs is waited for as long as its answers would be.
-                async with running_timeout(_MOST_IDENTITY_S):
+                async with running_timeout(_MAX_IDENTITY_S):
                     self._admit(host, await _identity(host, transport, reader))
             if reader.at_eof() or transport.is_closing():
                 raise UpstreamClosed("the worker closed the connection")
@@ -143,8 +143,8 @@ async def _identity(host: HostInfo, transport: asyncio.Transport, reader: asynci
     """What is answered to the request for an identity; raises ``OSError``."""
     transport.write(b"GET %b HTTP/1.1\r\nhost: %b\r\n\r\n" % (IDENTITY_PATH.encode(), str(host).encode()))
     received = b""
-    while len(received) < _MOST_IDENTITY_ANSWER_BYTES:
-        piece = await reader.read(_MOST_IDENTITY_ANSWER_BYTES - len(received))
+    while len(received) < _MAX_IDENTITY_ANSWER_BYTES:
+        piece = await reader.read(_MAX_IDENTITY_ANSWER_BYTES - len(received))
         received += piece
         try:
             parsed = parse_answer(received, 0)

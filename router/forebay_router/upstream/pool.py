@@ -12,8 +12,8 @@ from forebay_router.upstream.event_upstream import EventUpstream
 from forebay_router.upstream.opener import Opener
 
 _CONNECTIONS = 4
-_MOST_IDLE = 64
-_MOST_OPENING = 32
+_MAX_IDLE = 64
+_MAX_OPENING = 32
 
 
 class InFlightPermit:
@@ -45,7 +45,7 @@ class WorkerConnections:
         """Unshared connections that were used and are free."""
         self._latest: Connection | None = None
         self._closed = False
-        self.opening = asyncio.Semaphore(_MOST_OPENING)
+        self.opening = asyncio.Semaphore(_MAX_OPENING)
         """The queue for opening event streams: a worker that is back gets them as fast as it accepts them."""
 
     @property
@@ -62,25 +62,25 @@ class WorkerConnections:
         """How many requests wait there for their bounds."""
         return self._waiting.count
 
-    def send(self, request: bytes, on_answer: OnAnswer, most_load: int) -> bool:
+    def send(self, request: bytes, on_answer: OnAnswer, max_load: int) -> bool:
         """Send a request over a shared connection: at once if the worker is idle.
 
         Other requests of the same event-loop turn go to the worker in groups, each over the least loaded
-        connection. False, and nothing is sent, while some connections are missing, or ``most_load`` requests are
+        connection. False, and nothing is sent, while some connections are missing, or ``max_load`` requests are
         in flight.
         """
         load = self._in_flight.count
-        if load >= most_load:
+        if load >= max_load:
             return False
         best = self._latest
         if best is None or not best.gathering or best.closed:
-            best = self._latest = self._least_loaded()
+            best = self._latest = self._min_loaded()
             if best is None:
                 return False
         best.send(request, on_answer, at_once=load == 0)
         return True
 
-    def _least_loaded(self) -> Connection | None:
+    def _min_loaded(self) -> Connection | None:
         """None while some connections are missing."""
         if len(self._shared) < _CONNECTIONS:
             return None
@@ -155,7 +155,7 @@ class WorkerConnections:
         try:
             answer = await exchange(connection, request, named, admit, parts)
         finally:
-            if answer is None or connection.closed or self._closed or len(self._idle) >= _MOST_IDLE:
+            if answer is None or connection.closed or self._closed or len(self._idle) >= _MAX_IDLE:
                 connection.close()
             else:
                 self._idle.append(connection)

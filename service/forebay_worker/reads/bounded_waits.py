@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from forebay_web.limits import Limit, Peer
 
-_LEAST_PAUSE_S = 0.005
+_MIN_PAUSE_S = 0.005
 _PAUSE_BY_WAITING_S = 0.0001
 """Interval per waiting read: a check takes a tenth of it, so that all together take a tenth of the process's
 time."""
@@ -31,6 +31,6 @@ class BoundedWaits:
 
             async def pause() -> None:
                 held.take(1 - held.amount)
-                await asyncio.sleep(max(_LEAST_PAUSE_S, self._limit.used * _PAUSE_BY_WAITING_S))
+                await asyncio.sleep(max(_MIN_PAUSE_S, self._limit.used * _PAUSE_BY_WAITING_S))
 
             yield pause

@@ -18,8 +18,8 @@ from forebay_worker.reads.staleness_check import Admission, Admitted
 from forebay_worker.reads.values import newest_version, scanned, scanned_in_chunks, stored_values
 from forebay_worker.tasks.recent_changes import ChangesSince
 
-_MOST_ITEMS = 1_000
-_MOST_SCANNED = 4_000
+_MAX_ITEMS = 1_000
+_MAX_SCANNED = 4_000
 """Keys read for a page, followed or not: some milliseconds, in which no other request is answered."""
 _SEEK_COST = 16
 """How many entries of a scan take as long as starting one."""
@@ -115,7 +115,7 @@ class _PageRead:
             spent += _SEEK_COST + len(pairs)
             if pairs:
                 self._add(pairs)
-            if self._full or spent >= _MOST_SCANNED:
+            if self._full or spent >= _MAX_SCANNED:
                 return self._page(cursor._replace(after=up_to), more=True)
         return self._page(cursor._replace(after=None))
 
@@ -130,7 +130,7 @@ class _PageRead:
             for at in range(first, len(keys), _CHUNK):
                 spent += len(keys[at : at + _CHUNK])
                 self._add_changed(list(self._followed(keys[at : at + _CHUNK], cursor.after)), seen)
-                if self._full or spent >= _MOST_SCANNED:
+                if self._full or spent >= _MAX_SCANNED:
                     part = at + _CHUNK < len(keys)
                     since, skipped = (begin, at + _CHUNK) if part else (batch_end, 0)
                     return self._page(cursor._replace(since=since, skip=skipped, nonce=nonce), more=True)
@@ -139,7 +139,7 @@ class _PageRead:
     @property
     def _full(self) -> bool:
         count = len(self._items) + len(self._gone)
-        return count >= _MOST_ITEMS or self._size_bytes >= self._page_bytes
+        return count >= _MAX_ITEMS or self._size_bytes >= self._page_bytes
 
     def _page(self, cursor: ChangesCursor, *, more: bool = False) -> ChangesPage:
         return ChangesPage(cursor, {}, self._items, self._gone, more)

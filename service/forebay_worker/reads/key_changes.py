@@ -19,7 +19,7 @@ from forebay_worker.reads.staleness_check import Admission, Refused
 from forebay_worker.reads.values import key_document
 from forebay_worker.tasks.replica import Replica
 
-_LEAST_BETWEEN_CHANGES_MS = 50.0
+_MIN_BETWEEN_CHANGES_MS = 50.0
 """Twenty values a second are more than anyone can see; the limit keeps a hot key from taking the processor from
 reads."""
 _CHECK_MS = 1_000.0
@@ -64,7 +64,7 @@ class KeyChanges:
         self._read_at = -1
         self._role = ""
         now = boot_ms()
-        self._sent_boot_ms = self._changed_boot_ms = now - _LEAST_BETWEEN_CHANGES_MS
+        self._sent_boot_ms = self._changed_boot_ms = now - _MIN_BETWEEN_CHANGES_MS
         self._lag_due_boot_ms = now
 
     async def events(self) -> Events:
@@ -156,7 +156,7 @@ class KeyChanges:
     async def _pause(self) -> None:
         """Sleep until the key has changed and that may be sent, or something else is due."""
         check_boot_ms = boot_ms() + _CHECK_MS
-        sendable_boot_ms = self._changed_boot_ms + _LEAST_BETWEEN_CHANGES_MS
+        sendable_boot_ms = self._changed_boot_ms + _MIN_BETWEEN_CHANGES_MS
         if boot_ms() < sendable_boot_ms:
             await wait_until(asyncio.Event(), sendable_boot_ms)
         while not self._stale and boot_ms() < min(check_boot_ms, self._lag_due_boot_ms):

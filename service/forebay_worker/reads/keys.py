@@ -14,7 +14,7 @@ from forebay.errors import AnswerTooLarge, NotReady, Problem
 from forebay.event_loop_turns import in_turns
 from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.store_spec import StoreSpec
-from forebay.wire.answers import MOST_ANSWER_BYTES, EncodedReplicaInfo, HttpAnswer, problem_answer
+from forebay.wire.answers import MAX_ANSWER_BYTES, EncodedReplicaInfo, HttpAnswer, problem_answer
 from forebay.wire.batches import BatchKeys, KeyResult, key_result, read_plain, read_plain_keys, require_size
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.scans import require_kind
@@ -75,7 +75,7 @@ class KeyRead:
         if value is None:
             raise Refused(miss(admitted, self._spec, key.plain, parameters.as_of_ms), replica_info.source)
         document = key_document(key, self._shown(value), replica_info.tail)
-        if len(document) > MOST_ANSWER_BYTES:
+        if len(document) > MAX_ANSWER_BYTES:
             raise AnswerTooLarge(f"The key's value takes {len(document)} bytes as JSON, more than an answer may.")
         return HttpAnswer(200, replica_info.json_head, document)
 

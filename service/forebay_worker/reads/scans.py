@@ -31,14 +31,14 @@ from forebay.wire.scan_pages import (
     without_unproven,
 )
 from forebay.wire.scans import Cursor, Scan, ScanRoute, make_scan, scan_head
-from forebay_web.large_answers import MOST_AT_ONCE_BYTES, LargeAnswer
+from forebay_web.large_answers import MAX_AT_ONCE_BYTES, LargeAnswer
 from forebay_worker.reads.misses import why_unproven
 from forebay_worker.reads.staleness_check import Admission, Admitted
 from forebay_worker.reads.values import Entries, latest_entries, oldest_version, scanned_in_chunks
 
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"
-MOST_PAGE_BYTES = 4 << 20
-_MOST_SCANNED = 10_000
+MAX_PAGE_BYTES = 4 << 20
+_MAX_SCANNED = 10_000
 """Entries scanned per page, matching or not: one that finds little says how far it is."""
 
 
@@ -56,7 +56,7 @@ class Scans:
         parameters: ReadParameters,
         *,
         frames: bool,
-        page_bytes: int = MOST_PAGE_BYTES,
+        page_bytes: int = MAX_PAGE_BYTES,
     ) -> HttpAnswer | LargeAnswer:
         """Answer a list route over the partitions held here, in turns with other requests; raises ``Problem`` or
         ``Refused``.
@@ -83,7 +83,7 @@ class Scans:
             return HttpAnswer(200, head, pages[0].encode())
         head = JSON_HEAD + NO_STORE + _source_head(*pages)
         parts = await in_turns(_merged(scan, pages, parameters.limit))
-        if sum(map(len, parts)) > MOST_AT_ONCE_BYTES:
+        if sum(map(len, parts)) > MAX_AT_ONCE_BYTES:
             return LargeAnswer(200, head, parts)
         return HttpAnswer(200, head, b"".join(parts))
 
@@ -174,7 +174,7 @@ def _read_page(
             page.keys += keys
             page.items += items
             size += sum(map(len, items))
-        page.more = len(page.keys) > limit or size > page_bytes or scanned >= _MOST_SCANNED
+        page.more = len(page.keys) > limit or size > page_bytes or scanned >= _MAX_SCANNED
         if page.more:
             break
         yield

@@ -92,7 +92,7 @@ class StoreChanges:
             read_boot_ms = boot_ms()
             is_over = read_boot_ms >= until
             moved = cursors if is_over else self._moved(selection, cursors)
-            found = await self._outcomes(selection, parameters, moved, page_bytes, request.most_bytes)
+            found = await self._outcomes(selection, parameters, moved, page_bytes, request.max_bytes)
             if is_over or any(map(_is_news, found.values())):
                 return found, read_boot_ms - begun
             # What was read has nothing that is followed: the poll continues after it.
@@ -117,15 +117,15 @@ class StoreChanges:
         parameters: ReadParameters,
         cursors: Cursors,
         page_bytes: int,
-        most_bytes: int,
+        max_bytes: int,
     ) -> Outcomes:
-        """Pages until they take about ``most_bytes`` together: the other partitions have a later poll."""
+        """Pages until they take about ``max_bytes`` together: the other partitions have a later poll."""
         found: Outcomes = {}
         for partition, cursor in cursors.items():
-            outcome = await self._outcome(selection, parameters, partition, cursor, min(page_bytes, most_bytes))
+            outcome = await self._outcome(selection, parameters, partition, cursor, min(page_bytes, max_bytes))
             found[partition] = outcome
-            most_bytes -= outcome.size_bytes if isinstance(outcome, ChangesPage) else 0
-            if most_bytes <= 0:
+            max_bytes -= outcome.size_bytes if isinstance(outcome, ChangesPage) else 0
+            if max_bytes <= 0:
                 break
         return found
 

@@ -31,7 +31,7 @@ _TURN_KEYS, _TURN_BYTES = 125, 256 << 10
 """What is read of a replica in a turn of the event loop: of a batch's keys those without a value take longest."""
 _KEY_COST = 16
 """How many bytes of a value take as long as one of a key that has none, and is repeated in a problem."""
-_FIRST_TOGETHER, _MOST_TOGETHER = 1, 32
+_FIRST_TOGETHER, _MAX_TOGETHER = 1, 32
 """Values of a batch that are read with one call: their size is unknown before."""
 _LOGGED = LogThrottle()
 """A store that cannot be read would otherwise be logged with every read of it."""
@@ -197,7 +197,7 @@ def _unreadable(admitted: Admitted, store: StateStore, error: Exception) -> Prob
 
 
 def values_of(
-    admitted: Admitted, plains: list[bytes], parameters: ReadParameters, most_bytes: int, others_bytes: int = 0
+    admitted: Admitted, plains: list[bytes], parameters: ReadParameters, max_bytes: int, others_bytes: int = 0
 ) -> list[bytes | None]:
     """The values of the first of several keys, at least one: as many as a turn of the event loop has time for.
 
@@ -214,9 +214,9 @@ def values_of(
             values = stored_values(admitted, [keys.prefix(plain) for plain in chunk])
         found += values
         taken_bytes += sum([len(value) for value in values if value is not None])
-        require_size(others_bytes + taken_bytes, most_bytes)
+        require_size(others_bytes + taken_bytes, max_bytes)
         key_bytes += sum(map(len, chunk))
-        size = _MOST_TOGETHER
+        size = _MAX_TOGETHER
     return found
 
 

@@ -14,7 +14,7 @@ _BLOOM_BITS_PER_KEY = 10
 _WRITE_BUFFER_BYTES_PER_STORE = 16 << 20
 _ARENA_BLOCK_BYTES = 64 << 10
 """Counted against the shared write buffers at the first record; a megabyte each would cause constant flushes."""
-_MOST_LOG_FILE_BYTES = 128 << 10
+_MAX_LOG_FILE_BYTES = 128 << 10
 
 
 def filtered_blocks() -> BlockBasedOptions:
@@ -51,7 +51,7 @@ class RocksDbMemory:
         options.set_compression_type(DBCompressionType.lz4())
         # Of its own log, to which each flush adds some kilobytes; by default it grows without end.
         options.set_keep_log_file_num(2)
-        options.set_max_log_file_size(_MOST_LOG_FILE_BYTES)
+        options.set_max_log_file_size(_MAX_LOG_FILE_BYTES)
         options.set_max_open_files(256)
         # More threads would be started and ended at every opening, which takes half of its time.
         options.set_max_file_opening_threads(1)

@@ -30,9 +30,9 @@ _SLICE_S = 0.0003
 Python's lock for about a microsecond a record."""
 _PAUSE_BY_WORK = 2.0
 """A pause, as a multiple of the work before it: writing never takes more than a third of the lock."""
-_MOST_PAUSE_S = 0.02
+_MAX_PAUSE_S = 0.02
 """However long the work took, such as the start of a rebuild."""
-_LEAST_TURN_S = 0.002
+_MIN_TURN_S = 0.002
 """From one poll of a log that flows to the next at least: what comes together is committed together."""
 LONG_OPEN_MS = 10_000.0
 """A transaction that is open for longer than this is logged."""
@@ -74,13 +74,13 @@ class ReaderYield:
         """Pause if a slice's worth of work was done since the last pause."""
         used_s = self._work_s() - self._since_s
         if used_s >= _SLICE_S:
-            self._sleep(min(used_s * _PAUSE_BY_WORK, _MOST_PAUSE_S))
+            self._sleep(min(used_s * _PAUSE_BY_WORK, _MAX_PAUSE_S))
             self._since_s = self._work_s()
 
     def pause_before_poll_s(self) -> float:
         """How long to wait before the next poll, while records keep coming."""
         used_s = self._work_s() - self._since_s
-        return min(max(_LEAST_TURN_S, used_s * _PAUSE_BY_WORK), _MOST_PAUSE_S)
+        return min(max(_MIN_TURN_S, used_s * _PAUSE_BY_WORK), _MAX_PAUSE_S)
 
 
 class OpenTransactions:

@@ -31,7 +31,7 @@ from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreJob, RestoreReport
 
 log = logging.getLogger(__name__)
-MOST_BYTES_IN_MEMORY = 96 << 20
+MAX_BYTES_IN_MEMORY = 96 << 20
 """Bytes that one restore process collects before it writes a file."""
 _PATIENCE_S = 10.0
 _STOP_CHECK_S = 0.1
@@ -340,7 +340,7 @@ class BulkRestore:
             committed.document(),
             replica.view.log,
             str(self._scratch),
-            MOST_BYTES_IN_MEMORY,
+            MAX_BYTES_IN_MEMORY,
             _PATIENCE_S,
         )
 

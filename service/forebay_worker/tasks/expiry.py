@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _SWEPT_KEY = RESERVED_TAG + b"swept"
 _ENTRIES_PER_SWEEP = 2_000
-_MOST_SWEEPING_MS = 10.0
+_MAX_SWEEPING_MS = 10.0
 _PATIENCE_WHERE_EXPIRED = 6
 """A sweep that deletes may take this many times longer: a store must not grow faster than it is swept."""
 
@@ -119,7 +119,7 @@ class Sweeper:
             begun = boot_ms()
             removed = self._sweep(self._to_sweep.popleft())
             spent_ms += (boot_ms() - begun) / (_PATIENCE_WHERE_EXPIRED if removed else 1)
-            if spent_ms >= _MOST_SWEEPING_MS:
+            if spent_ms >= _MAX_SWEEPING_MS:
                 return
 
     def forget(self, replica: Replica) -> None:

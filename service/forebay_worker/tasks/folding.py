@@ -89,7 +89,7 @@ class Fold:
         """
         if self.stream_time_ms is not None and end_ms <= self.stream_time_ms:
             return
-        if end_ms - timestamp_ms > spec.most_ahead_ms:
+        if end_ms - timestamp_ms > spec.max_ahead_ms:
             self.ahead += 1
         else:
             self.stream_time_ms = end_ms

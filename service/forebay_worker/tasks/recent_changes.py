@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 _PROCESS_BYTES = 64 << 20
 """Of all replicas of a process together."""
-_LEAST_BYTES = 64 << 10
+_MIN_BYTES = 64 << 10
 _KEY_BYTES = 64
 """What a key takes beside its own bytes."""
 
@@ -76,8 +76,8 @@ class RecentChanges:
             self.end = position
             if end_reached and self._others_begin is None:
                 self._others_begin = position
-            most_bytes = max(_LEAST_BYTES, _PROCESS_BYTES // max(1, len(_all)))
-            while self._held_bytes > most_bytes:
+            max_bytes = max(_MIN_BYTES, _PROCESS_BYTES // max(1, len(_all)))
+            while self._held_bytes > max_bytes:
                 oldest = self._batches.popleft()
                 self._held_bytes -= _size(oldest.keys)
                 self._begin = oldest.end

@@ -269,7 +269,7 @@ class Replica:
                 "served, but nothing expires by it. If such times are meant, raise timestamp_after_max_ms of the "
                 "store %r.",
                 self.topic_partition,
-                self.spec.most_ahead_ms,
+                self.spec.max_ahead_ms,
                 self.spec.name,
             )
         self.records_ahead += records

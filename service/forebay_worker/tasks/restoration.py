@@ -9,8 +9,8 @@ from forebay.clock import boot_ms
 from forebay_worker.tasks.replica import Replica
 
 _RETRY_S = 1.0
-_MOST_DOUBLINGS = 4
-_MOST_ATTEMPTS = 5
+_MAX_DOUBLINGS = 4
+_MAX_ATTEMPTS = 5
 
 
 @dataclass
@@ -32,12 +32,12 @@ class Restoration:
     @property
     def given_up(self) -> bool:
         """Whether its processes failed too often, as where memory is short: it needs another way."""
-        return self.fruitless >= _MOST_ATTEMPTS
+        return self.fruitless >= _MAX_ATTEMPTS
 
     @property
     def retry_s(self) -> float:
         """The pause before the next attempt: one that takes up the last space would leave none to others."""
-        return _RETRY_S * 2.0 ** min(self.refused, _MOST_DOUBLINGS)
+        return _RETRY_S * 2.0 ** min(self.refused, _MAX_DOUBLINGS)
 
     @property
     def records_per_second(self) -> float:

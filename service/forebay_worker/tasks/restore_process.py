@@ -39,7 +39,7 @@ from forebay_worker.tasks.record_check import BadRecord, fitting
 
 _ENOUGH_TO_JUDGE = 1_000
 _FEWEST_PARTS = 64
-_MOST_PARTS = 16_384
+_MAX_PARTS = 16_384
 
 Change = tuple[bytes, bytes | None]
 """A stored key and its value, None to delete."""
@@ -75,7 +75,7 @@ class SortedRun:
         if not self._judged and len(parts[b""]) >= _ENOUGH_TO_JUDGE:
             self._judged = True
             self._part_by(_shortest_prefix(parts[b""]))
-        elif len(parts) > _MOST_PARTS:
+        elif len(parts) > _MAX_PARTS:
             self._part_by(_longest_prefix(parts, length))
 
     def in_order(self) -> Iterator[list[Change]]:
@@ -98,7 +98,7 @@ def _shortest_prefix(keys: Mapping[bytes, object]) -> int:
 def _longest_prefix(prefixes: Mapping[bytes, object], length: int) -> int:
     """The most bytes, fewer than so far, that make no more than half of the parts that there may be."""
     lengths = range(length - 1, 0, -1)
-    return next((n for n in lengths if len({prefix[:n] for prefix in prefixes}) <= _MOST_PARTS // 2), 0)
+    return next((n for n in lengths if len({prefix[:n] for prefix in prefixes}) <= _MAX_PARTS // 2), 0)
 
 
 def write_sst(
@@ -136,7 +136,7 @@ class RestoreJob:
     """Fold one partition from a committed offset to the end that the log has when the job starts.
 
     ``store`` and ``committed`` are the documents of its specification and of that offset. ``log`` is the identity
-    of the store's log, None if unknown; ``most_bytes`` bounds what is kept in memory before a file is written. If
+    of the store's log, None if unknown; ``max_bytes`` bounds what is kept in memory before a file is written. If
     the log delivers nothing for ``patience_s``, the job is abandoned.
     """
 
@@ -147,7 +147,7 @@ class RestoreJob:
     committed: dict[str, Any]
     log: str | None
     scratch: str
-    most_bytes: int
+    max_bytes: int
     patience_s: float
 
     def line(self) -> str:
@@ -256,7 +256,7 @@ def _fold_files(
         held_bytes += _size_of(fold.changes)
         committed = advance(committed, batch, fold, committed.last_caught_up_epoch_ms, epoch_ms())
         run.add(fold.changes)
-        if held_bytes < job.most_bytes and committed.position < target:
+        if held_bytes < job.max_bytes and committed.position < target:
             continue
         path = Path(job.scratch) / f"{job.job}-{number}.sst"
         # Never overwritten: a store may have ingested the file of an earlier attempt under this name.

@@ -10,7 +10,7 @@ from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay_worker.tasks.replica import Replica
 
 _ENTRIES_PER_SWEEP = 2_000
-_LEAST_APPLIED = 1_000
+_MIN_APPLIED = 1_000
 _PART_APPLIED = 4
 """The next pass begins once as many records were applied as this part of the store's entries."""
 
@@ -27,7 +27,7 @@ class _SweepPass:
 
     def is_due_again(self, applied: int) -> bool:
         """Whether enough was applied since it began that another is worth it."""
-        return applied - self.applied_before >= max(_LEAST_APPLIED, self.seen // _PART_APPLIED)
+        return applied - self.applied_before >= max(_MIN_APPLIED, self.seen // _PART_APPLIED)
 
 
 class SupersededSweep:

@@ -785,9 +785,9 @@ class RefusedOnce(Fetcher):
 
     refused = False
 
-    def take(self, most_records):
+    def take(self, max_records):
         if self.refused:
-            return super().take(most_records)
+            return super().take(max_records)
         type(self).refused = True
         return {RefusedOnce.of: Fetched([], error="Broker: Topic authorization failed", lasting=True)}
 

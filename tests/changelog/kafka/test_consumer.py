@@ -50,7 +50,7 @@ class Broker:
         records = [(offset, b"k", b"v", 1, False) for offset in range(begin, end)]
         self.fetched = {TP: Fetched(records, end, end, 1, epochs=(EpochStart(begin, epoch),))}
 
-    def take(self, most_records: int) -> dict[TopicPartition, Fetched]:
+    def take(self, max_records: int) -> dict[TopicPartition, Fetched]:
         taken, self.fetched = self.fetched, {}
         return taken
 

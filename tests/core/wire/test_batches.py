@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from forebay.codecs.keys import KEY_CODECS
 from forebay.errors import BadKey, BadRequest, Problem
 from forebay.event_loop_turns import in_turns
-from forebay.wire.batches import MOST_KEYS, BatchKeys, read_batch, read_batch_keys, read_plain, read_plain_keys
+from forebay.wire.batches import MAX_KEYS, BatchKeys, read_batch, read_batch_keys, read_plain, read_plain_keys
 
 
 def keys_of(*texts: bytes) -> list[object]:
@@ -27,9 +27,9 @@ def test_numbers_that_json_lacks_are_refused(number):
 
 
 def test_a_batch_has_a_limited_number_of_keys():
-    assert len(keys_of(*[b"1"] * MOST_KEYS)) == MOST_KEYS
-    with pytest.raises(BadRequest, match=f"{MOST_KEYS + 1} keys are more than {MOST_KEYS}"):
-        keys_of(*[b"1"] * (MOST_KEYS + 1))
+    assert len(keys_of(*[b"1"] * MAX_KEYS)) == MAX_KEYS
+    with pytest.raises(BadRequest, match=f"{MAX_KEYS + 1} keys are more than {MAX_KEYS}"):
+        keys_of(*[b"1"] * (MAX_KEYS + 1))
 
 
 def large(body: bytes) -> bytes:
@@ -85,7 +85,7 @@ def test_a_large_body_is_read_as_a_small_one(keys, ascii_only, indent):
         b'{"keys": [1], "more": [2]}',
         b'{"more": [1], "keys": [2]}',
         b"[1]",
-        b'{"keys": [' + b",".join([b"1"] * (MOST_KEYS + 1)) + b"]}",
+        b'{"keys": [' + b",".join([b"1"] * (MAX_KEYS + 1)) + b"]}",
     ],
 )
 def test_what_is_no_batch_is_refused_however_long_it_is(body):

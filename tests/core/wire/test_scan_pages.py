@@ -80,7 +80,7 @@ def test_pages_of_any_partitions_become_one_list_in_order(keys, partitions, size
                 page.items, page.more, page.last = list(page.keys), bool(left), (page.keys or [b""])[-1]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(scan_pages, "_MERGED_AT_ONCE", at_once)
-            patch.setattr(scan_pages, "_LEAST_OF_A_PAGE", 1)
+            patch.setattr(scan_pages, "_MIN_OF_A_PAGE", 1)
             bound = window_end(pages, reverse=reverse)
         items, key_at = merge([page.take_to(bound, reverse=reverse) for page in pages], reverse=reverse)
         assert len(items) <= max(at_once, partitions)

@@ -25,7 +25,7 @@ class Replicas:
     def __init__(self, memory: Held) -> None:
         self._memory = memory
         self.bodies: list[bytes] = []
-        self.at_once = self.most_at_once = self.most_held_bytes = 0
+        self.at_once = self.max_at_once = self.max_held_bytes = 0
 
     def read(self, router, request, parameters, deadline_boot_ms):
         return SimpleNamespace(run=lambda: self._run(request), **self._results(request))
@@ -40,8 +40,8 @@ class Replicas:
     async def _run(self, request):
         self.bodies.append(request.body)
         self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
-        self.most_held_bytes = max(self.most_held_bytes, self._memory.amount)
+        self.max_at_once = max(self.max_at_once, self.at_once)
+        self.max_held_bytes = max(self.max_held_bytes, self._memory.amount)
         await asyncio.sleep(0.001)
         self.at_once -= 1
         return SimpleNamespace(status=200)
@@ -72,8 +72,8 @@ async def test_large_batches_are_sent_to_few_partitions_at_once(monkeypatch, siz
     assert answer.status == 200
     assert len(replicas.bodies) == PARTITIONS
     assert all(body is replicas.bodies[0] for body in replicas.bodies)
-    assert replicas.most_at_once == at_once
-    assert replicas.most_held_bytes >= at_once * size_bytes
+    assert replicas.max_at_once == at_once
+    assert replicas.max_held_bytes >= at_once * size_bytes
     assert memory.amount < 2 * size_bytes + 100
 
 

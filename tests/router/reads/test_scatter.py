@@ -59,7 +59,7 @@ class Workers:
         self.targets: list[bytes] = []
         self.bodies: list[bytes | None] = []
         self.memory = Limit("memory", 64 << 20, "no memory")
-        self.at_once = self.most_at_once = self.most_held_bytes = 0
+        self.at_once = self.max_at_once = self.max_held_bytes = 0
 
     def router(self):
         return SimpleNamespace(
@@ -75,8 +75,8 @@ class Workers:
         self.targets.append(request.target)
         self.bodies.append(request.body)
         self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
-        self.most_held_bytes = max(self.most_held_bytes, self.memory.used)
+        self.max_at_once = max(self.max_at_once, self.at_once)
+        self.max_held_bytes = max(self.max_held_bytes, self.memory.used)
         try:
             await asyncio.sleep(self._pause_s)
             return self._pages[request.partition].pop(0)
@@ -185,7 +185,7 @@ async def test_a_scan_of_many_partitions_asks_for_some_at_once():
     gather = await workers.gather()
     document = json.loads(b"".join([piece async for piece in gather.body()]))
     assert len(document["entries"]) == 300
-    assert 1 < workers.most_at_once <= 64
+    assert 1 < workers.max_at_once <= 64
 
 
 async def test_router_parameters_are_not_forwarded():
@@ -306,9 +306,9 @@ async def test_lists_after_long_keys_ask_few_partitions_at_once(key_bytes, at_on
     cursor = Cursor(scan.digest, b"\x01" + b"x" * key_bytes).encode()
     gather = await workers.gather(memory=held, cursor=cursor)
     assert len(workers.requested) == 8
-    assert workers.most_at_once == at_once
+    assert workers.max_at_once == at_once
     assert all(body is workers.bodies[0] for body in workers.bodies)
-    assert workers.most_held_bytes >= FIRST_PAGES_BYTES + at_once * len(cursor)
+    assert workers.max_held_bytes >= FIRST_PAGES_BYTES + at_once * len(cursor)
     assert held.amount < 8_000
     gather.drop()
     assert (held.amount, workers.memory.used) == (0, 0)
@@ -329,12 +329,12 @@ async def test_later_pages_after_long_keys_are_sent_one_by_one():
     keys = [b"\x01%c" % letter + b"x" * 1_200_000 for letter in b"abc"]
     workers = Workers(*([page(key, Lag(0, 0, 0), more=True), REFUSED] for key in keys), pause_s=0.001)
     gather = await workers.gather()
-    workers.most_at_once = 0
+    workers.max_at_once = 0
     with pytest.raises(ScanBroken):
         async for _ in gather.body():
             pass
-    assert workers.most_at_once == 1
-    assert workers.most_held_bytes >= 1_600_000
+    assert workers.max_at_once == 1
+    assert workers.max_held_bytes >= 1_600_000
     gather.drop()
     assert workers.memory.used == 0
 

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from forebay.errors import Overloaded
-from forebay_router.reads.send_window import MOST_BYTES, SendWindow
+from forebay_router.reads.send_window import MAX_BYTES, SendWindow
 from forebay_web.limits import Held, Limit, Peer
 
 
 @pytest.fixture
 def memory() -> Held:
-    return Held(Limit("memory", 8 * MOST_BYTES, "no memory"), Peer("a"))
+    return Held(Limit("memory", 8 * MAX_BYTES, "no memory"), Peer("a"))
 
 
 class Requests:
@@ -48,10 +48,10 @@ async def settle() -> None:
 async def test_large_bodies_are_sent_one_after_the_other(memory):
     """One is always sent, whatever its size, and later small ones do not overtake it."""
     requests = Requests(SendWindow(memory, 64))
-    await requests.send((1, 3 * MOST_BYTES), (2, MOST_BYTES), (3, 1), (4, 1))
-    assert (requests.in_flight, memory.amount) == ([1], 3 * MOST_BYTES)
+    await requests.send((1, 3 * MAX_BYTES), (2, MAX_BYTES), (3, 1), (4, 1))
+    assert (requests.in_flight, memory.amount) == ([1], 3 * MAX_BYTES)
     await requests.answer(1)
-    assert (requests.in_flight, memory.amount) == ([2], MOST_BYTES)
+    assert (requests.in_flight, memory.amount) == ([2], MAX_BYTES)
     await requests.answer(2)
     assert (requests.in_flight, memory.amount) == ([3, 4], 2)
 
@@ -64,7 +64,7 @@ async def test_small_bodies_are_bounded_in_number(memory):
 
 async def test_abandoned_requests_leave_their_turn(memory):
     requests = Requests(SendWindow(memory, 64))
-    await requests.send((1, MOST_BYTES // 2), (2, MOST_BYTES), (3, MOST_BYTES // 2), (4, MOST_BYTES))
+    await requests.send((1, MAX_BYTES // 2), (2, MAX_BYTES), (3, MAX_BYTES // 2), (4, MAX_BYTES))
     assert requests.in_flight == [1]
     requests.tasks[2].cancel()
     await settle()
@@ -74,21 +74,21 @@ async def test_abandoned_requests_leave_their_turn(memory):
     await asyncio.sleep(0)
     requests.tasks[4].cancel()  # In its turn, which it has not used.
     await settle()
-    await requests.send((5, MOST_BYTES))
+    await requests.send((5, MAX_BYTES))
     assert requests.in_flight[-1] == 5
-    assert memory.amount == MOST_BYTES
+    assert memory.amount == MAX_BYTES
 
 
 async def test_what_is_reserved_is_held_once(memory):
     window = SendWindow(memory, 64)
     requests = Requests(window)
-    await window.reserve(MOST_BYTES // 2, 5)
-    await requests.send((1, MOST_BYTES // 2))
-    assert memory.amount == MOST_BYTES
+    await window.reserve(MAX_BYTES // 2, 5)
+    await requests.send((1, MAX_BYTES // 2))
+    assert memory.amount == MAX_BYTES
     window.release()
-    assert memory.amount == MOST_BYTES // 2
+    assert memory.amount == MAX_BYTES // 2
     with pytest.raises(Overloaded):
-        await SendWindow(memory, 64).reserve(8 * MOST_BYTES, 1)
+        await SendWindow(memory, 64).reserve(8 * MAX_BYTES, 1)
 
 
 async def test_a_closed_window_holds_nothing(memory):

@@ -321,7 +321,7 @@ def test_dropping_a_member_moves_only_what_balance_requires(group: Group, data: 
     left = group.without(leaver)
     before, after = group.assignment.target, left.assigned().assignment.target
     held = {task: (placement.active,) for task, placement in before.items() if placement.active != leaver}
-    assert sum(after[task].active != active for task, (active,) in held.items()) == least_moves(left, held, 1)
+    assert sum(after[task].active != active for task, (active,) in held.items()) == min_moves(left, held, 1)
 
     held = {
         task: tuple(name for name in placement.standbys if name not in (leaver, after[task].active))
@@ -330,10 +330,10 @@ def test_dropping_a_member_moves_only_what_balance_requires(group: Group, data: 
     moves = sum(name not in after[task].standbys for task, names in held.items() for name in names)
     # A member that holds a task already can't have it twice, so a lost replica may push another one on.
     lost = sum(leaver in placement.members for placement in before.values())
-    assert moves <= least_moves(left, held, left.standbys) + lost
+    assert moves <= min_moves(left, held, left.standbys) + lost
 
 
-def least_moves(group: Group, held: Mapping[TaskId, tuple[str, ...]], per_task: int) -> int:
+def min_moves(group: Group, held: Mapping[TaskId, tuple[str, ...]], per_task: int) -> int:
     """How many replicas must move for balance, if any member could take any task: by trying everything."""
     options = []
     for ordinal in sorted({task.ordinal for task in group.tasks}):

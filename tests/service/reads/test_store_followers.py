@@ -184,8 +184,8 @@ async def test_pages_of_a_poll_are_limited_together(tmp_path):
     cursor = served.page().cursor
     served.apply((b"k", b"2"))
     changes = StoreChanges(served.admission)
-    for most_bytes, partitions in ((1, [0]), (1_000, [0, 1])):
-        request = PagesRequest(dict.fromkeys([0, 1], cursor), wait_ms=1, most_bytes=most_bytes)
+    for max_bytes, partitions in ((1, [0]), (1_000, [0, 1])):
+        request = PagesRequest(dict.fromkeys([0, 1], cursor), wait_ms=1, max_bytes=max_bytes)
         outcomes, _ = await changes.poll(served.selection, served.parameters, request, 1_000)
         assert list(outcomes) == partitions
 

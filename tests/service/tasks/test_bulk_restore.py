@@ -103,7 +103,7 @@ def test_restore_runs_no_module_of_the_current_directory(changelog, folded, tmp_
 
 def test_a_restored_store_equals_the_fold_and_stands_at_the_end(changelog, folded, tmp_path, monkeypatch):
     # Small files, so that later ones overwrite and delete what earlier ones brought.
-    monkeypatch.setattr(bulk_restore, "MOST_BYTES_IN_MEMORY", 3 << 20)
+    monkeypatch.setattr(bulk_restore, "MAX_BYTES_IN_MEMORY", 3 << 20)
     restore = Restore(changelog, tmp_path)
     restore.bulk.submit(restore.replica)
     assert restore.finish() == folded
@@ -138,7 +138,7 @@ def test_the_time_that_is_left_follows_from_the_pace_so_far(changelog, tmp_path,
 
 def test_leftover_link_to_an_ingested_file_is_not_written_to(changelog, folded, tmp_path, monkeypatch):
     """A killed worker leaves a file that a store has taken over by link."""
-    monkeypatch.setattr(bulk_restore, "MOST_BYTES_IN_MEMORY", 3 << 20)
+    monkeypatch.setattr(bulk_restore, "MAX_BYTES_IN_MEMORY", 3 << 20)
     (tmp_path / "scratch").mkdir()
     taken_over = tmp_path / "taken-over.sst"
     taken_over.write_bytes(b"what a store has")
@@ -153,7 +153,7 @@ def test_leftover_link_to_an_ingested_file_is_not_written_to(changelog, folded, 
 
 
 def test_a_killed_process_costs_a_retry_and_never_a_gap(changelog, folded, tmp_path, monkeypatch):
-    monkeypatch.setattr(bulk_restore, "MOST_BYTES_IN_MEMORY", 3 << 20)
+    monkeypatch.setattr(bulk_restore, "MAX_BYTES_IN_MEMORY", 3 << 20)
     monkeypatch.setattr(restoration, "_RETRY_S", 0.05)
     restore = Restore(changelog, tmp_path)
     restore.bulk.submit(restore.replica)
@@ -204,7 +204,7 @@ def test_a_cancelled_restore_leaves_the_store_as_it_is(changelog, tmp_path):
 
 def test_nothing_that_was_written_ahead_is_left_of_a_cancelled_restore(changelog, tmp_path, monkeypatch):
     """A task may be released and taken again many times before the worker ends."""
-    monkeypatch.setattr(bulk_restore, "MOST_BYTES_IN_MEMORY", 128 << 10)
+    monkeypatch.setattr(bulk_restore, "MAX_BYTES_IN_MEMORY", 128 << 10)
     restore, scratch = Restore(changelog, tmp_path), tmp_path / "scratch"
     with restore._lock:
         restore.bulk.submit(restore.replica)
@@ -303,7 +303,7 @@ def test_a_file_that_the_disk_refuses_is_logged_and_made_again(changelog, folded
 
 def test_a_full_disk_delays_a_restore_and_makes_it_no_slower(changelog, folded, tmp_path, monkeypatch):
     monkeypatch.setattr(restoration, "_RETRY_S", 0.01)
-    monkeypatch.setattr(restoration, "_MOST_ATTEMPTS", 1)
+    monkeypatch.setattr(restoration, "_MAX_ATTEMPTS", 1)
     with small_disk(tmp_path / "disk") as disk:
         restore = Restore(changelog, disk)
         filler = fill(disk)

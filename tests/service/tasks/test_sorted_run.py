@@ -18,7 +18,7 @@ def few_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that some tens of keys meet."""
     monkeypatch.setattr(restore_process, "_ENOUGH_TO_JUDGE", 10)
     monkeypatch.setattr(restore_process, "_FEWEST_PARTS", 4)
-    monkeypatch.setattr(restore_process, "_MOST_PARTS", 12)
+    monkeypatch.setattr(restore_process, "_MAX_PARTS", 12)
 
 
 def gathered(some: list[dict[bytes, bytes | None]]) -> list[list[restore_process.Change]]:

@@ -135,7 +135,7 @@ async def peer() -> SlowPeer:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn is as long as its requests are many, however slow the machine is."""
-    monkeypatch.setattr("forebay_web.fast_path.protocol._MOST_OF_A_TURN_S", 60.0)
+    monkeypatch.setattr("forebay_web.fast_path.protocol._MAX_OF_A_TURN_S", 60.0)
 
 
 @pytest.fixture(autouse=True)
@@ -206,7 +206,7 @@ async def test_reads_that_take_long_leave_others_their_turn():
     ],
 )
 async def test_a_request_that_does_not_come_whole_ends_the_connection(monkeypatch, begun):
-    monkeypatch.setattr("forebay_web.fast_path.slow_path._MOST_REQUEST_S", 0.05)
+    monkeypatch.setattr("forebay_web.fast_path.slow_path._MAX_REQUEST_S", 0.05)
     peer = connected(lambda segment, protocol: HttpAnswer(200, b"", BODY))
     if begun:
         peer.protocol.data_received(begun)
@@ -215,7 +215,7 @@ async def test_a_request_that_does_not_come_whole_ends_the_connection(monkeypatc
 
 @pytest.mark.parametrize("request_", [REQUEST, b"GET /livez HTTP/1.1\r\nHost: h\r\n\r\n"])
 async def test_empty_lines_after_a_request_do_not_keep_a_connection_for_ever(monkeypatch, request_):
-    monkeypatch.setattr("forebay_web.fast_path.slow_path._MOST_REQUEST_S", 0.05)
+    monkeypatch.setattr("forebay_web.fast_path.slow_path._MAX_REQUEST_S", 0.05)
     loop = asyncio.get_running_loop()
     protocol = bound(lambda segment, protocol: HttpAnswer(200, b"", BODY))(*wiring(some), loop)
     peer = SlowPeer()
@@ -228,7 +228,7 @@ async def test_empty_lines_after_a_request_do_not_keep_a_connection_for_ever(mon
 
 
 async def test_a_connection_whose_requests_were_whole_may_rest(monkeypatch):
-    monkeypatch.setattr("forebay_web.fast_path.slow_path._MOST_REQUEST_S", 0.02)
+    monkeypatch.setattr("forebay_web.fast_path.slow_path._MAX_REQUEST_S", 0.02)
     peer = connected(lambda segment, protocol: HttpAnswer(200, b"", BODY))
     peer.protocol.data_received(REQUEST)
     await asyncio.sleep(0.06)
@@ -295,7 +295,7 @@ async def test_answers_that_wait_for_an_earlier_one_are_counted_until_they_are_s
         peer = SlowPeer()
         peer.protocol = protocol = make(*wiring(), asyncio.get_running_loop())
         protocol.connection_made(peer)
-        protocol._most_pending = 4
+        protocol._max_pending = 4
         protocol.data_received(REQUEST * 4)
         for pending in requested[1:]:
             pending.fill(HttpAnswer(200, b"", b"x" * 20_000))
@@ -312,7 +312,7 @@ async def test_answers_that_wait_for_an_earlier_one_are_counted_until_they_are_s
 
 
 async def test_stalled_peer_is_closed_and_a_slow_one_is_not(monkeypatch):
-    monkeypatch.setattr("forebay_web.fast_path.slow_path._MOST_STALL_S", 0.3)
+    monkeypatch.setattr("forebay_web.fast_path.slow_path._MAX_STALL_S", 0.3)
     loop = asyncio.get_running_loop()
     # More than the kernel takes, of which it says nothing before a third of it is gone.
     kind = bound(lambda segment, protocol: HttpAnswer(200, b"", b"x" * LARGE))
@@ -390,7 +390,7 @@ async def some(scope: Any, receive: Any, send: Any) -> None:
 )
 async def test_stalled_peer_does_not_keep_a_connection_open(monkeypatch, request_, closing):
     """An idle or ending connection is closed although a little of the answer is unsent."""
-    monkeypatch.setattr("forebay_web.fast_path.slow_path._MOST_STALL_S", 0.2)
+    monkeypatch.setattr("forebay_web.fast_path.slow_path._MAX_STALL_S", 0.2)
     loop = asyncio.get_running_loop()
     config, state, lifespan = wiring(some, timeout_keep_alive=0.1 if closing == "when idle" else 60)
     kind = bound(lambda segment, protocol: HttpAnswer(200, b"", b"x" * 60_000))

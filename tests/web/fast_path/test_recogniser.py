@@ -273,7 +273,7 @@ def test_earlier_requests_change_nothing(received):
 
 def test_repeated_request_forms_are_prepared_once(monkeypatch):
     """The memory for request forms that do not repeat is bounded."""
-    monkeypatch.setattr("forebay_web.fast_path.recogniser._MOST_TEMPLATES", 10)
+    monkeypatch.setattr("forebay_web.fast_path.recogniser._MAX_TEMPLATES", 10)
     prepared: list[bytes] = []
 
     def prepare(template: RequestTemplate) -> RequestTemplate:

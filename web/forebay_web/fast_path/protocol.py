@@ -30,18 +30,18 @@ from forebay_web.limits import Held, Limits, Peer, accepted_peer
 
 log = logging.getLogger(__name__)
 
-_MOST_ORIGINS = 1024
-_MOST_UNSENT_BYTES = 8 << 10
+_MAX_ORIGINS = 1024
+_MAX_UNSENT_BYTES = 8 << 10
 """Above this, answers are sent in the middle of a turn: a router that pipelines many reads can begin with their
 answers, and a peer that stopped reading holds back the next."""
-_MOST_PENDING = 256
+_MAX_PENDING = 256
 """Outstanding answers on one connection above which nothing more is read from it, while they are small. It begins
 with one: how large they are is not known before."""
-_MOST_IN_A_TURN = 128
+_MAX_IN_A_TURN = 128
 """Requests of one connection that are answered in a turn of the event loop: less than a millisecond's work."""
-_MOST_OF_A_TURN_S = 0.002
+_MAX_OF_A_TURN_S = 0.002
 """Fewer, if they take longer, as those of long keys do."""
-_MOST_PENDING_BYTES = 1 << 20
+_MAX_PENDING_BYTES = 1 << 20
 """Limit in bytes for this many answers as large as the last."""
 Outcome = HttpAnswer | PendingResponse | None
 """An answer at once, a slot of the protocol's to be filled later, or None, upon which FastAPI answers."""
@@ -57,7 +57,7 @@ class OriginHeaders:
 
     def __init__(self, options: Mapping[str, Any] | None) -> None:
         self._middleware = None if options is None else CORSMiddleware(_begin_answer, **options)
-        self.lines = lru_cache(maxsize=_MOST_ORIGINS)(self._lines)
+        self.lines = lru_cache(maxsize=_MAX_ORIGINS)(self._lines)
 
     def _lines(self, origin: bytes) -> bytes:
         """Each line ended by CRLF; for a GET without cookies. None without an origin."""
@@ -117,7 +117,7 @@ class FastPathProtocol(SlowPathProtocol):
         super().__init__(*args, **kwargs)
         self._recogniser = Recogniser(self.prepared_requests)
         self._pending: deque[PendingResponse] = deque()
-        self._most_pending = 1
+        self._max_pending = 1
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
         self._held = b""
@@ -196,7 +196,7 @@ class FastPathProtocol(SlowPathProtocol):
     def on_waiting(self, size_bytes: int) -> None:
         """An answer of this size waits for those before it."""
         self._waiting_bytes += size_bytes
-        if size_bytes > _MOST_UNSENT_BYTES:
+        if size_bytes > _MAX_UNSENT_BYTES:
             self._count_held()
 
     def data_received(self, data: bytes) -> None:
@@ -262,9 +262,9 @@ class FastPathProtocol(SlowPathProtocol):
     def _answer_on_fast_path(self, data: bytes) -> int:
         """The start of the first request that is not for the fast path."""
         at = answered = 0
-        until_s = perf_counter() + _MOST_OF_A_TURN_S
-        while at < len(data) and self._between_requests() and len(self._pending) < self._most_pending:
-            self._turn_is_over = answered >= _MOST_IN_A_TURN or (answered > 0 and perf_counter() > until_s)
+        until_s = perf_counter() + _MAX_OF_A_TURN_S
+        while at < len(data) and self._between_requests() and len(self._pending) < self._max_pending:
+            self._turn_is_over = answered >= _MAX_IN_A_TURN or (answered > 0 and perf_counter() > until_s)
             if self._turn_is_over:
                 break
             answered += 1
@@ -288,7 +288,7 @@ class FastPathProtocol(SlowPathProtocol):
         self._unsent_bytes += len(answer)
         if len(self._unsent) == 1:
             self.coalescer.add(self)
-        if self._unsent_bytes > _MOST_UNSENT_BYTES:
+        if self._unsent_bytes > _MAX_UNSENT_BYTES:
             self.send_now()
 
     def send_now(self) -> None:
@@ -381,10 +381,10 @@ class FastPathProtocol(SlowPathProtocol):
 
     def _adapt(self, answer_bytes: int) -> None:
         """Allow more outstanding answers on this connection while they are small, fewer if they are large."""
-        if answer_bytes * self._most_pending > _MOST_PENDING_BYTES:
-            self._most_pending = max(1, self._most_pending // 2)
+        if answer_bytes * self._max_pending > _MAX_PENDING_BYTES:
+            self._max_pending = max(1, self._max_pending // 2)
         else:
-            self._most_pending = min(_MOST_PENDING, 2 * self._most_pending)
+            self._max_pending = min(_MAX_PENDING, 2 * self._max_pending)
 
     def resume_writing(self) -> None:
         """The peer has read what waited for it."""

@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from forebay.wire.batches import MOST_BODY_BYTES, MOST_KEY_BYTES
+from forebay.wire.batches import MAX_BODY_BYTES, MAX_KEY_BYTES
 from forebay_web.fast_path.header_block import classify_headers
 
 _HEAD_END = b"\r\n\r\n"
-_MOST_HEAD_BYTES = MOST_KEY_BYTES
+_MAX_HEAD_BYTES = MAX_KEY_BYTES
 """No longer than a key may be, so that keys need no look of their own here."""
 # A longer query is left to the parser and not cached.
 _SEGMENT = rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=:@]++|%[0-9A-Fa-f]{2})++"
@@ -27,13 +27,13 @@ _BATCH_LINE = re.compile(
     rb"POST /v1/stores/([A-Za-z0-9_][A-Za-z0-9_.\-]*+)/batch-get"
     rb"(?:\?([A-Za-z0-9\-._~!$&'()*+,;=:@/?%]{0,1024}+))? HTTP/1\.1(?=\r\n)"
 )
-_MOST_BLOCKS = 4096
-_MOST_TEMPLATES = 8192
+_MAX_BLOCKS = 4096
+_MAX_TEMPLATES = 8192
 """In each of two generations: a router asks for each partition in a form of its own."""
-_MOST_REMEMBERED_BYTES = 1024
+_MAX_REMEMBERED_BYTES = 1024
 """Longer forms are parsed each time: what is remembered must be bounded in bytes."""
 _DOTS = frozenset({b".", b".."})
-_BEFORE_NONE = bytes(_MOST_HEAD_BYTES + 1)
+_BEFORE_NONE = bytes(_MAX_HEAD_BYTES + 1)
 """Longer than anything compared with it, so nothing starts with it."""
 
 
@@ -87,7 +87,7 @@ class _HeaderBlocks(dict[bytes, tuple[bytes, bytes, bytes, bytes] | None]):
     """
 
     def __missing__(self, block: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
-        if len(self) >= _MOST_BLOCKS:
+        if len(self) >= _MAX_BLOCKS:
             self.clear()
         headers = classify_headers(block)
         return self.setdefault(block, None if headers is None or headers.length or headers.frames else headers[:4])
@@ -108,7 +108,7 @@ def recognise(data: bytes, at: int = 0) -> RecognisedRead | None:
         return None
     line_end = line.end()
     head_end = data.find(_HEAD_END, line_end)
-    if head_end < 0 or head_end - at > _MOST_HEAD_BYTES:
+    if head_end < 0 or head_end - at > _MAX_HEAD_BYTES:
         return None
     headers = _BLOCKS[data[line_end:head_end]]
     if headers is None:
@@ -126,11 +126,11 @@ def recognise_batch(data: bytes) -> RecognisedBatch | None:
         return None
     line_end = line.end()
     head_end = data.find(_HEAD_END, line_end)
-    if head_end < 0 or head_end > _MOST_HEAD_BYTES:
+    if head_end < 0 or head_end > _MAX_HEAD_BYTES:
         return None
     # Not cached: its length makes nearly every block different.
     headers = classify_headers(data[line_end:head_end])
-    if headers is None or headers.length != len(data) - head_end - 4 or headers.length > MOST_BODY_BYTES:
+    if headers is None or headers.length != len(data) - head_end - 4 or headers.length > MAX_BODY_BYTES:
         return None
     store, query = line.groups(b"")
     template = RequestTemplate(store.decode(), query, *headers[:4])
@@ -164,7 +164,7 @@ class PreparedRequests(Generic[T]):
         end = data.find(_HEAD_END, segment_end) + len(_HEAD_END) if begin > at else 0
         known = self._known.get(data[at:begin]) if at < begin < segment_end < end else None
         prepared = None if known is None else known.get(data[segment_end:end])
-        if prepared is not None and is_segment(data[begin:segment_end]) and end - at <= _MOST_HEAD_BYTES:
+        if prepared is not None and is_segment(data[begin:segment_end]) and end - at <= _MAX_HEAD_BYTES:
             return prepared, begin, segment_end, end
         return self._learn(data, at)
 
@@ -178,8 +178,8 @@ class PreparedRequests(Generic[T]):
         prepared = self._known_before.get(before, {}).get(after)
         if prepared is None:
             prepared = self._prepare(request.template)
-        if len(before) + len(after) <= _MOST_REMEMBERED_BYTES and after not in self._known.get(before, {}):
-            if self._remembered >= _MOST_TEMPLATES:
+        if len(before) + len(after) <= _MAX_REMEMBERED_BYTES and after not in self._known.get(before, {}):
+            if self._remembered >= _MAX_TEMPLATES:
                 self._known, self._known_before, self._remembered = {}, self._known, 0
             self._known.setdefault(before, {})[after] = prepared
             self._remembered += 1
@@ -200,7 +200,7 @@ class Recogniser(Generic[T]):
         """What is prepared for a request, and its segment; None unless ``data`` is exactly one that ``recognise``
         recognises."""
         before, after = self._before, self._after
-        if data.startswith(before) and data.endswith(after) and len(data) <= _MOST_HEAD_BYTES:
+        if data.startswith(before) and data.endswith(after) and len(data) <= _MAX_HEAD_BYTES:
             segment = data[len(before) : len(data) - len(after)]
             if is_segment(segment):
                 return self._prepared, segment

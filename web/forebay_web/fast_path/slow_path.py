@@ -21,18 +21,18 @@ from forebay_web.fast_path.heads import refusal_of_head
 from forebay_web.fast_path.pending import render
 from forebay_web.forwarding import LOCAL_USER
 
-_MOST_STALL_S = 10.0
+_MAX_STALL_S = 10.0
 """How long a peer may read nothing."""
 _CLOSING_INTERVAL_S = 0.1
 """How often a closing connection is looked at."""
 _OUT_QUEUE = struct.Struct("@i")
-_MOST_HEAD_BYTES = 64 << 10
+_MAX_HEAD_BYTES = 64 << 10
 """Limit for an incomplete request head, not counting its first chunk."""
 _PARSED_AT_ONCE_BYTES = 4 << 10
 """How much is parsed before it is known whether requests queue: a segment may hold thousands."""
-_MOST_AHEAD_BYTES = 64 << 10
+_MAX_AHEAD_BYTES = 64 << 10
 """How much is read behind a request that waits for long: only reading tells whether its client has left."""
-_MOST_REQUEST_S = 30.0
+_MAX_REQUEST_S = 30.0
 """How long a request may take to arrive, and the first one to begin."""
 _NO_HTTP = "Invalid HTTP request received."
 _NO_HTTP_BUT_FOR_ESCAPES = (
@@ -51,7 +51,7 @@ class SlowPeerWatch:
     def begin(self) -> None:
         """From now on the peer must read something now and then."""
         if self._timer is None:
-            self._check_later(_MOST_STALL_S)
+            self._check_later(_MAX_STALL_S)
 
     def finish(self) -> None:
         """The same for a connection that is being closed, and ends as soon as everything is read.
@@ -76,7 +76,7 @@ class SlowPeerWatch:
         left = self._waiting_bytes()
         stalled_s = stalled_s + interval_s if left >= waited else 0.0
         finished = interval_s == _CLOSING_INTERVAL_S and not left
-        if finished or stalled_s >= _MOST_STALL_S:
+        if finished or stalled_s >= _MAX_STALL_S:
             # A regular close would wait for the peer indefinitely.
             self._timer = None
             self._transport.abort()
@@ -147,15 +147,15 @@ class SlowPathProtocol(HttpToolsProtocol):
                 self._head_bytes = 0
             else:
                 self._head_bytes += len(piece)
-                if self._head_bytes > _MOST_HEAD_BYTES:
+                if self._head_bytes > _MAX_HEAD_BYTES:
                     self._unparsed = memoryview(b"")
-                    self.send_400_response(f"The request's head is longer than {_MOST_HEAD_BYTES} bytes.")
+                    self.send_400_response(f"The request's head is longer than {_MAX_HEAD_BYTES} bytes.")
         if self.pipeline:
             self._hold_back(len(self._unparsed))
 
     def _hold_back(self, unread_bytes: int) -> None:
         """Read nothing more while requests queue, or a little behind one that waits."""
-        if unread_bytes <= _MOST_AHEAD_BYTES and self._waits():
+        if unread_bytes <= _MAX_AHEAD_BYTES and self._waits():
             self.flow.resume_reading()
         else:
             self.flow.pause_reading()
@@ -250,7 +250,7 @@ class SlowPathProtocol(HttpToolsProtocol):
                 self._slow_peer.begin()
 
     def _be_patient(self) -> None:
-        self._patience = self.loop.call_later(_MOST_REQUEST_S, self._lose_patience)
+        self._patience = self.loop.call_later(_MAX_REQUEST_S, self._lose_patience)
 
     def _end_patience(self) -> None:
         if self._patience is not None:
@@ -357,4 +357,4 @@ def _has_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def _has_raw_target(data: memoryview) -> bool:
-    return not bytes(data[:_MOST_HEAD_BYTES]).split(b"\r\n", 1)[0].isascii()
+    return not bytes(data[:_MAX_HEAD_BYTES]).split(b"\r\n", 1)[0].isascii()

@@ -107,14 +107,14 @@ _RULES = (
 )
 _SEE_TROUBLESHOOTING = "docs/troubleshooting.md describes the remedy for each cause."
 _WARNINGS = frozenset({"entries-unproven", "log-without-epochs", "writes-unreported"})
-_MOST_SILENT = 8
-_MOST_NAMED = 5
+_MAX_SILENT = 8
+_MAX_NAMED = 5
 
 
 def findings_of(surveys: Surveys, *, knows_all_replicas: bool) -> Iterator[Finding]:
     """The findings of a survey, by store; without ``knows_all_replicas`` standbys alone are nothing wrong."""
     silent = sorted(host for host, live in surveys.workers.items() if not live)
-    for host in silent[:_MOST_SILENT]:
+    for host in silent[:_MAX_SILENT]:
         yield Finding(
             "worker-silent",
             "error",
@@ -167,8 +167,8 @@ def _finding(concerned: list[tuple[StoreSurvey, int, Sequence[int]]], rule: _Rul
     count = sum(number for _, number, _ in concerned)
     verb = "is" if count == 1 else "are"
     if len(concerned) > 1:
-        names = ", ".join(survey.store for survey, _, _ in concerned[:_MOST_NAMED])
-        more = len(concerned) - _MOST_NAMED
+        names = ", ".join(survey.store for survey, _, _ in concerned[:_MAX_NAMED])
+        more = len(concerned) - _MAX_NAMED
         which = f"{names} and {more} other stores" if more > 0 else names
         return Finding(rule.kind, rule.severity, f"{which}: {count} partitions {verb} {rule.effect}.", rule.remedy)
     first, _, partitions = concerned[0]

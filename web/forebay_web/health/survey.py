@@ -28,7 +28,7 @@ _LARGEST_SHARE = 0.02
 """Of a core's time that surveys may take: those of many partitions are made less often."""
 _SLICE = 100
 """Partitions surveyed at once, in a fraction of a millisecond: reads are answered in between."""
-_MOST_NAMED = 16
+_MAX_NAMED = 16
 """Partitions, failures and restores that are named; the others are counted."""
 
 
@@ -126,18 +126,18 @@ class StoreSurvey:
         found = condition(first)
         self.partitions += 1
         self.conditions[found] += 1
-        if len(partitions := self.named.setdefault(found, [])) < _MOST_NAMED:
+        if len(partitions := self.named.setdefault(found, [])) < _MAX_NAMED:
             partitions.append(partition)
         for replica in replicas:
-            if replica.failure is not None and len(self.failures) < _MOST_NAMED:
+            if replica.failure is not None and len(self.failures) < _MAX_NAMED:
                 self.failures.append(Affected(partition, replica))
             for kind in replica.notices:
                 self.notices.setdefault(kind, Affected(partition, replica))
-            if replica.restored_records is not None and len(self.restores) < _MOST_NAMED:
+            if replica.restored_records is not None and len(self.restores) < _MAX_NAMED:
                 self.restores.append(Affected(partition, replica))
         if expected is not None and 0 < sum(replica.live for replica in replicas) < expected:
             self.under_replicated += 1
-            self.under_replicated_named += [partition] * (self.under_replicated <= _MOST_NAMED)
+            self.under_replicated_named += [partition] * (self.under_replicated <= _MAX_NAMED)
         lag = UNKNOWN_LAG if first is None else first.lag
         if lag.age_ms is not None and follows(lag):
             self.source_age_ms = min(self.source_age_ms, lag.age_ms)

@@ -38,8 +38,8 @@ RELAYED = {relay: meant for meant, relay in RELAYS.items()}
 """What the signals mean that a process gets from its parent."""
 
 _TICK_S = 0.1
-_LEAST_PAUSE_S = 0.1
-_MOST_PAUSE_S = 5.0
+_MIN_PAUSE_S = 0.1
+_MAX_PAUSE_S = 5.0
 _STEADY_AFTER_S = 10.0
 _MAY_SUCCEED_LATER = 1
 _GRACE_S = 1.0
@@ -96,8 +96,8 @@ def _end(members: Sequence[_Member], received: deque[signal.Signals], within_s: 
 def pause_before_restart_s(lived_s: float, last_pause_s: float) -> float:
     """How long to wait before replacing a process: longer each time, if none lives for long."""
     if lived_s >= _STEADY_AFTER_S:
-        return _LEAST_PAUSE_S
-    return min(max(2 * last_pause_s, _LEAST_PAUSE_S), _MOST_PAUSE_S)
+        return _MIN_PAUSE_S
+    return min(max(2 * last_pause_s, _MIN_PAUSE_S), _MAX_PAUSE_S)
 
 
 class _Member:

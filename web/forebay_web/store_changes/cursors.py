@@ -12,7 +12,7 @@ from forebay.position import encode_leb128, read_leb128
 
 _VERSION = 3
 _DIGEST_BYTES = 8
-MOST_ID_CHARACTERS = 8 << 10
+MAX_ID_CHARACTERS = 8 << 10
 """Proxies take a request's head of that size. A stream whose id would be longer has none, so it begins anew."""
 NO_NONCE = b""
 _NOTHING, _PART, _ALL = 0, 1, 2
@@ -70,7 +70,7 @@ def encode_id(selection: bytes, partitions: Sequence[int], cursors: Mapping[int,
         raw += encode_leb128(_extent(cursor))
         raw += encode_leb128(0 if cursor is None or cursor.epoch is None else cursor.epoch + 1)
     text = base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
-    return text if len(text) <= MOST_ID_CHARACTERS else ""
+    return text if len(text) <= MAX_ID_CHARACTERS else ""
 
 
 def _extent(cursor: ChangesCursor | None) -> int:

@@ -17,7 +17,7 @@ from forebay.lag import Lag, worst_lag
 from forebay_web.follower_wakeups import Waker, follower_turns
 from forebay_web.store_changes.cursors import ChangesCursor
 from forebay_web.store_changes.pages import ChangesPage
-from forebay_web.store_changes.requests import MOST_POLL_BYTES, MOST_WAIT_MS, PagesRequest
+from forebay_web.store_changes.requests import MAX_POLL_BYTES, MAX_WAIT_MS, PagesRequest
 from forebay_web.store_changes.source import Source
 
 _FEEDS_BYTES = 64 << 20
@@ -26,7 +26,7 @@ _DUE_MS = 1_000.0
 """How old what is known of a partition may become while others change."""
 _BETWEEN_POLLS_MS = 50.0
 """Twenty values a second of a key are more than anyone can see."""
-_LEAST_PAUSE_S, _MOST_PAUSE_S = 0.02, 1.0
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.02, 1.0
 _REFUSED_PAUSE_S = 0.25
 _JOINING_S = 0.02
 """Partitions join one after the other: those that do within this time are polled together."""
@@ -128,8 +128,8 @@ class ChangesFeed:
         is_due = boot_ms() - pages[0].as_of_boot_ms >= _DUE_MS
         return PagesRequest(
             {page.partition: page.cursor for page in pages},
-            wait_ms=1 if is_due else MOST_WAIT_MS,
-            most_bytes=min(MOST_POLL_BYTES, self._max_bytes()),
+            wait_ms=1 if is_due else MAX_WAIT_MS,
+            max_bytes=min(MAX_POLL_BYTES, self._max_bytes()),
         )
 
     async def _outcomes(self, host: str, request: PagesRequest) -> Mapping[int, ChangesPage | Problem | None]:
@@ -155,7 +155,7 @@ class ChangesFeed:
             task.add_done_callback(lambda _: self._recoveries.pop(partition, None))
 
     async def _recovery(self, partition: int) -> None:
-        fed, pause_s = self.partitions[partition], _LEAST_PAUSE_S
+        fed, pause_s = self.partitions[partition], _MIN_PAUSE_S
         while True:
             try:
                 page = await self.source.page(partition, fed.page.cursor, state=False)
@@ -163,7 +163,7 @@ class ChangesFeed:
                 fed.problem = problem
                 follower_turns().add(*self.wakers)
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
                 continue
             break
         fed.problem = None

@@ -34,7 +34,7 @@ _FRESH_MS = 2_500.0
 _OVERDUE_PAUSE_MS = 1_000.0
 """How often it is looked whether a lag event that is overdue can be sent."""
 _BETWEEN_CHANGES_MS = 50.0
-_LEAST_PAUSE_MS, _MOST_PAUSE_MS = 20.0, 1_000.0
+_MIN_PAUSE_MS, _MAX_PAUSE_MS = 20.0, 1_000.0
 
 
 class FollowedPartition:
@@ -48,7 +48,7 @@ class FollowedPartition:
         """When to read it next."""
         self.changes_due_boot_ms = 0.0
         """When to read its changes again while its state is sent."""
-        self.pause_ms = _LEAST_PAUSE_MS
+        self.pause_ms = _MIN_PAUSE_MS
         self.problem: Problem | None = None
         self.feed: PartitionFeed | None = None
         """The one that it continues, once its state was sent."""
@@ -57,11 +57,11 @@ class FollowedPartition:
         """Read it again later, since there is a problem."""
         self.problem = problem
         self.due_boot_ms = boot_ms() + self.pause_ms
-        self.pause_ms = min(2 * self.pause_ms, _MOST_PAUSE_MS)
+        self.pause_ms = min(2 * self.pause_ms, _MAX_PAUSE_MS)
 
     def on_read(self, page: ChangesPage) -> None:
         """Read it after the others that are due, and its changes no more often than they may be sent."""
-        self.problem, self.pause_ms = None, _LEAST_PAUSE_MS
+        self.problem, self.pause_ms = None, _MIN_PAUSE_MS
         pauses = page.cursor.whole and page.more
         self.due_boot_ms = boot_ms() + (_BETWEEN_CHANGES_MS if pauses else 0.0)
 

@@ -16,9 +16,9 @@ from forebay_web.store_changes.pages import ChangesPage, is_cursor
 
 CHANGES_MEDIA_TYPE = "application/vnd.forebay.changes.v1"
 """How pages of changes pass from workers to routers. Another version of the format has another name."""
-MOST_WAIT_MS = 1_000
+MAX_WAIT_MS = 1_000
 """How long a poll may wait for changes: as often, its replicas are held to the bounds."""
-MOST_POLL_BYTES = 1 << 20
+MAX_POLL_BYTES = 1 << 20
 """What the pages of one poll may take together."""
 
 
@@ -28,20 +28,20 @@ class PagesRequest:
 
     Of one partition with ``state``, the next page of its state is read. Otherwise it is a poll for changes, which
     waits up to ``wait_ms`` for some; the answer has the partitions that have any, and all at the end of the wait.
-    Partitions are read in the order of the cursors until their pages take about ``most_bytes`` together.
+    Partitions are read in the order of the cursors until their pages take about ``max_bytes`` together.
     """
 
     cursors: dict[int, ChangesCursor | None]
     state: bool = False
     wait_ms: int = 0
-    most_bytes: int = MOST_POLL_BYTES
+    max_bytes: int = MAX_POLL_BYTES
 
     def encode(self) -> bytes:
         """The body of the request, which is JSON as all bodies are."""
         cursors = [
             (partition, None if cursor is None else tuple(cursor)) for partition, cursor in self.cursors.items()
         ]
-        packed: bytes = msgpack.packb((cursors, self.state, self.wait_ms, self.most_bytes))
+        packed: bytes = msgpack.packb((cursors, self.state, self.wait_ms, self.max_bytes))
         return json.dumps({"changes": base64.b64encode(packed).decode()}).encode()
 
     @classmethod
@@ -49,15 +49,15 @@ class PagesRequest:
         """The request in a body; raises ``BadRequest``."""
         try:
             packed = base64.b64decode(json.loads(body)["changes"], validate=True)
-            cursors, state, wait_ms, most_bytes = msgpack.unpackb(packed)
+            cursors, state, wait_ms, max_bytes = msgpack.unpackb(packed)
             request = cls(
                 {
                     int(partition): None if cursor is None else ChangesCursor(*cursor)
                     for partition, cursor in cursors
                 },
                 bool(state),
-                min(int(wait_ms), MOST_WAIT_MS),
-                min(int(most_bytes), MOST_POLL_BYTES),
+                min(int(wait_ms), MAX_WAIT_MS),
+                min(int(max_bytes), MAX_POLL_BYTES),
             )
             known = [cursor for cursor in request.cursors.values() if cursor is not None]
             in_range = all(0 <= partition < partitions for partition in request.cursors)

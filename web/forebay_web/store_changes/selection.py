@@ -11,7 +11,7 @@ from forebay.codecs.values import all_to_json
 from forebay.errors import BadParameter, BadRequest
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS, TIME_SIZE, successor
-from forebay.wire.batches import MOST_KEYS, read_batch_keys
+from forebay.wire.batches import MAX_KEYS, read_batch_keys
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.scans import SCAN_ROUTES, Scan, entry_range, item_form, prefix_range, time_range
 
@@ -114,7 +114,7 @@ def _keys(spec: StoreSpec, text: bytes) -> tuple[bytes, ...]:
     except BadRequest:
         # Its detail is about a body.
         raise BadParameter(
-            f'keys must be a JSON array of at most {MOST_KEYS} keys, such as ["UA","AA"].', parameter="keys"
+            f'keys must be a JSON array of at most {MAX_KEYS} keys, such as ["UA","AA"].', parameter="keys"
         ) from None
     if not keys:
         raise BadParameter("keys is empty; leave it out to follow the whole store.", parameter="keys")

@@ -28,7 +28,7 @@ from forebay.clock import boot_ms
 PROTOCOL = "forebay"
 _KEEPS_ALIVE = frozenset({"HeartbeatRequest", "JoinGroupRequest", "SyncGroupRequest"})
 _MAX_POLL_INTERVAL_MS = 30_000
-_LEAST_REQUEST_TIMEOUT_MS = 5_000
+_MIN_REQUEST_TIMEOUT_MS = 5_000
 _METADATA_MAX_AGE_MS = 5_000
 _VERSION = 0
 _LEAVE_S = 3.0
@@ -97,7 +97,7 @@ class GroupConsumer:
         on_heartbeat: Callable[[float], None],
     ) -> None:
         self._assignor = _Assignor(callbacks)
-        request_timeout_ms = max(_LEAST_REQUEST_TIMEOUT_MS, 2 * session_timeout_ms)
+        request_timeout_ms = max(_MIN_REQUEST_TIMEOUT_MS, 2 * session_timeout_ms)
         self._consumer = AIOKafkaConsumer(
             **connection,
             group_id=group_id,

@@ -30,7 +30,7 @@ from forebay_worker.group.subscriptions import SubscriptionReader, one_a_process
 
 log = logging.getLogger(__name__)
 
-MOST_INLINE_BYTES = 512 * 1024
+MAX_INLINE_BYTES = 512 * 1024
 """Assignments that are larger than this, summed over the members, are sent through the topic."""
 _POLL_MS = 100
 _REBALANCE_CHECK_INTERVAL_MS = 1_000.0
@@ -267,7 +267,7 @@ class KafkaMembership(Membership):
         raw = info.encode()
         if info is not self._newest:
             self._topic.write(raw)
-        large = len(raw) * len(members) > MOST_INLINE_BYTES
+        large = len(raw) * len(members) > MAX_INLINE_BYTES
         return dict.fromkeys(members, _reference(raw, info.generation) if large else raw)
 
     def _read_newest_assignment(self) -> None:

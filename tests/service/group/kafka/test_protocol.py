@@ -530,7 +530,7 @@ def test_member_that_cannot_read_its_leader_leaves(group, monkeypatch, caplog):
 
 def test_large_assignment_travels_through_the_topic(group, monkeypatch):
     """Members receive its digest over the group protocol."""
-    monkeypatch.setattr(membership, "MOST_INLINE_BYTES", 0)
+    monkeypatch.setattr(membership, "MAX_INLINE_BYTES", 0)
     reported: list[bytes] = []
     follow = KafkaMembership.follow
     monkeypatch.setattr(KafkaMembership, "follow", lambda self, raw: (reported.append(raw), follow(self, raw))[1])
@@ -550,7 +550,7 @@ def test_the_map_of_a_thousand_members_fits_the_topic(group, kafka_url):
     hosts = {name: HostInfo(f"worker-{name}.shop.example.com", 8081) for name in names}
     info = AssignmentInfo(Generation(1, 1), "f" * 16, hosts, Assignment(placements, placements))
     raw = info.encode()
-    assert len(raw) * 1_000 > membership.MOST_INLINE_BYTES
+    assert len(raw) * 1_000 > membership.MAX_INLINE_BYTES
     topic = AssignmentTopic(KafkaUrl.parse(kafka_url), group.application_id)
     topic.ensure()
     topic.write(raw)
