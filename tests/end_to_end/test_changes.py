@@ -31,7 +31,7 @@ class Follower:
         self, address: str, key: str, store: str = "counts", *, seen: str = "", **parameters: Any
     ) -> None:
         self.events: list[Event] = []
-        self.received = b""
+        self.received = bytearray()
         self.status = 0
         self.headers = httpx.Headers()
         self.ended = threading.Event()

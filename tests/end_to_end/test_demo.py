@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.spark
 @pytest.mark.chaos
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "options",
     [[], ["--tap"], pytest.param(["--kafka"], marks=pytest.mark.kafka)],
@@ -27,7 +28,7 @@ def test_the_demo_checks_out(options):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=800,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
