@@ -1,7 +1,4 @@
-"""Which partition a key belongs to.
-
-Imports only the standard library: the Spark sink ships this module to executors that may lack forebay.
-"""
+"""Which partition a key belongs to."""
 
 from __future__ import annotations
 

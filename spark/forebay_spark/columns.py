@@ -1,21 +1,17 @@
-"""Turns a DataFrame's columns into changelog keys and values, in Spark's own expressions."""
+"""Which columns of a DataFrame a write takes, checked against the DataFrame and the store."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, Required, TypedDict, get_args
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
 from forebay.codecs.keys import TOTAL_KEYS
 from forebay.errors import SinkError
 from forebay.store_spec import StoreSpec
-from forebay_spark.executor import KeyColumns
-from forebay_spark.expressions import hex64, quoted
 from forebay_spark.kind_columns import columns_of
 
 _TYPES_BY_CODEC: dict[str, tuple[type[T.DataType], ...]] = {
@@ -29,14 +25,7 @@ EMITTED = "emitted"
 """In ``order_by``, unless a column is called so: the order in which the query emits rows."""
 NullKeys = Literal["refuse", "drop", "keep"]
 _MAP_KEYS = (T.StringType, T.BooleanType, T.IntegralType)
-_UNORDERED = (T.MapType, T.VariantType, T.CalendarIntervalType, T.YearMonthIntervalType)
-"""By the last, Arrow cannot carry what Spark could order."""
-_JSON_OPTIONS = {
-    "ignoreNullFields": "false",
-    "timeZone": "UTC",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
+_UNORDERED = (T.MapType, T.VariantType, T.CalendarIntervalType)
 
 
 class ColumnArguments(TypedDict, total=False):
@@ -102,7 +91,7 @@ class Layout:
     delete: str | None
     null_keys: NullKeys
     order_types: dict[str, T.DataType]
-    """The order's columns, named as in ``encode``, and their types."""
+    """The order's columns, named as in ``RecordColumns``, and their types."""
     emitted: bool
     """Whether ``EMITTED`` in the order is no column of the DataFrame."""
     key_types: tuple[T.DataType, ...]
@@ -110,74 +99,20 @@ class Layout:
     """The type of the store's ``latest_by``."""
 
     @property
-    def key_columns(self) -> KeyColumns:
-        """The key's description for the executor."""
-        as_json = self.spec.key == "json" and bool(self.key)
-        keep, latest_by = self.null_keys == "keep", self.spec.latest_by
-        suffix = self.window is not None or latest_by is not None
-        return KeyColumns(self.key, as_json, suffix, self.spec.key == "string", keep, latest_by, self.window)
+    def telling_apart(self) -> tuple[str, ...]:
+        """The columns by which the keys of records differ."""
+        more = (self.window, self.spec.latest_by)
+        return (*self.key, *(name for name in more if name is not None))
+
+    @property
+    def has_suffix(self) -> bool:
+        """Whether something follows the key in the log: a window's times, or an order."""
+        return self.window is not None or self.spec.latest_by is not None
 
     @property
     def timed(self) -> bool:
-        """Whether the rows have timestamps of their own, rather than the time of writing.
-
-        Why that is no column: the plan of each batch stays the same, with the code that Spark compiled for it.
-        """
-        return columns_of(self.spec).timestamp(self.order_by) is not None
-
-    def encode(self, batch: DataFrame) -> DataFrame:
-        """Columns ``key``, ``suffix`` (windowed stores, and with ``latest_by``), ``value``, ``timestamp_ms``
-        (versioned stores), and the order's."""
-        if self.null_keys == "drop":
-            for name in self.key:
-                batch = batch.where(F.col(quoted(name)).isNotNull())
-        return batch.select(*self._columns)
-
-    @cached_property
-    def _columns(self) -> list[Column]:
-        """Created once: each takes many calls into the JVM."""
-        value = self._value().cast("binary")
-        if self.delete is not None:
-            value = F.when(F.col(quoted(self.delete)), F.lit(None).cast("binary")).otherwise(value)
-        columns = [self._key().alias("key")]
-        of_kind = columns_of(self.spec)
-        suffix = of_kind.suffix(self.spec, self.window, self.latest_type)
-        if suffix is not None:
-            columns.append(suffix.alias("suffix"))
-        columns.append(value.alias("value"))
-        timestamp = of_kind.timestamp(self.order_by)
-        if timestamp is not None:
-            columns.append(timestamp.alias("timestamp_ms"))
-        columns += [
-            self._order(name).alias(order) for name, order in zip(self.order_by, self.order_types, strict=True)
-        ]
-        return columns
-
-    def _order(self, name: str) -> Column:
-        # It grows within each task, which has all rows of a key that one operator has emitted.
-        return F.monotonically_increasing_id() if self.emitted and name == EMITTED else F.col(quoted(name))
-
-    def _value(self) -> Column:
-        if not self.value:
-            return F.lit("{}")
-        columns = [F.col(quoted(name)) for name in self.value]
-        if not self.flatten:
-            return F.to_json(F.struct(*columns), _JSON_OPTIONS)
-        # Spark has no JSON for single numbers and texts: {"v":1} without what surrounds the 1.
-        text = F.to_json(F.struct(columns[0].alias("v")), _JSON_OPTIONS)
-        return F.substr(text, F.lit(6), F.length(text) - F.lit(6))
-
-    def _key(self) -> Column:
-        if not self.key:
-            return F.lit(TOTAL_KEYS[self.spec.key]).cast("binary")
-        if self.spec.key == "json":
-            return F.struct(*(F.col(quoted(name)) for name in self.key))
-        column = F.col(quoted(self.key[0]))
-        if self.spec.key == "int32":
-            return F.unhex(F.substring(hex64(column), 9, 8))
-        if self.spec.key == "int64":
-            return F.unhex(hex64(column))
-        return column.cast("binary")
+        """Whether the rows have timestamps of their own, rather than the time of writing."""
+        return self.spec.store_kind.keeps_versions
 
 
 def lay_out(df: DataFrame, spec: StoreSpec, chosen: Selection) -> Layout:

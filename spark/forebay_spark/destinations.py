@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -16,9 +16,6 @@ from forebay.errors import SinkError
 from forebay.store_spec import StoreSpec
 from forebay_changelog import Changelog
 from forebay_changelog.sqlite.log_file import WriteRefused
-
-if TYPE_CHECKING:
-    from forebay_spark.executor import Batches
 
 T = TypeVar("T")
 
@@ -31,22 +28,25 @@ _TOO_LARGE = re.compile(r"RecordTooLargeException|max\.request\.size")
 
 @dataclass(frozen=True)
 class BatchId:
-    """The batch and query that write, and the writer's name; ``ordered`` if the rows of a key are in order.
+    """The batch and query that write, and the writer's name.
 
-    ``is_fill`` if the batch is a whole DataFrame's, which no query repeats. ``identities`` are those of the
-    partitions' logs that the query goes on in; None if any will do.
+    ``order`` are the columns by which a key's rows come one after another, the latest last; () if nothing orders
+    them. ``is_distinct`` if the query's plan shows that a batch has one row of a key. ``is_fill`` if the batch is
+    a whole DataFrame's, which no query repeats. ``identities`` are those of the partitions' logs that the query
+    goes on in; None if any will do.
     """
 
     query_id: str
     number: int
     writer: str
-    ordered: bool
+    order: tuple[str, ...]
+    is_distinct: bool = False
     is_fill: bool = False
     identities: Mapping[int, str] | None = None
 
 
 class Destination(Protocol):
-    """Writes a batch's placed rows: each partition's in one task, sorted by key and order.
+    """Writes a batch's records, which have the columns that ``RecordColumns`` makes.
 
     What is registered returns one for a changelog. Executors may lack its package. So it registers the modules of
     functions that it sends them with ``pyspark.cloudpickle.register_pickle_by_value``.
@@ -59,19 +59,8 @@ class Destination(Protocol):
         """Raise ``SinkError`` for a session that cannot write there."""
         ...
 
-    def write(self, rows: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
-        """Write all rows; raises ``SinkError``."""
-        ...
-
-
-@runtime_checkable
-class UnorderedDestination(Destination, Protocol):
-    """A destination that also takes a batch's rows as they come, where nothing is to order those of a key."""
-
-    def write_unordered(
-        self, rows: DataFrame, place: Callable[[Batches], Batches], spec: StoreSpec, batch: BatchId
-    ) -> None:
-        """Write all rows, which ``place`` makes records of; raises ``SinkError``."""
+    def write(self, records: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
+        """Write all records; raises ``SinkError``, above all for two of one key that nothing orders."""
         ...
 
 
@@ -96,4 +85,4 @@ def refusing(spec: StoreSpec, act: Callable[[], T]) -> T:
         refusal = _REFUSAL.search(str(error))
         if refusal is None:
             raise
-        raise SinkError(f"{spec.name}: {refusal[1]}") from None
+        raise SinkError(f"{spec.name}: {refusal[1].removeprefix(f'{spec.name}: ')}") from None

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from forebay.errors import SinkError
@@ -18,7 +17,6 @@ from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Changelog, Wake
 from forebay_spark.destinations import refusing
-from forebay_spark.executor import END
 from forebay_spark.store_writer import StoreWriter
 from forebay_spark.write import Write
 
@@ -28,7 +26,6 @@ _MAX_RECORDS = 100_000
 _POLL_S = 0.1
 _PATIENCE_S = 60.0
 """How long to wait for a log that delivers nothing."""
-_ENDS = T.StructType().add("slot", T.IntegerType()).add("partition", T.IntegerType()).add("key", T.BinaryType())
 _KEYS = T.StructType().add("partition", T.IntegerType()).add("key", T.BinaryType()).add("is_live", T.BooleanType())
 IfWritten: TypeAlias = Literal["raise", "skip"]
 FILL_PREFIX = "fill-"
@@ -56,20 +53,21 @@ def fill(
     if changelog.has_completed(topic, writer.name):
         return _already_through(writer, if_written)
     is_repeat = changelog.has_written(topic, writer=writer.name, query_id=query_id) is not False
-    placed = write.place(df).persist()
+    records = write.records.of(df).persist()
     try:
-        rows, count, deleted = placed, refusing(writer.spec, _rows_of(placed).count), 0
+        rows, count, deleted = records, refusing(writer.spec, records.count), 0
         if snapshot:
-            keys = _keys_of_log(placed.sparkSession, changelog, writer.spec, deleted=is_repeat)
-            absent = keys.join(_rows_of(placed).select("key"), "key", "left_anti")
+            keys = _keys_of_log(records.sparkSession, changelog, writer.spec, deleted=is_repeat)
+            absent = keys.join(records.select("key"), "key", "left_anti")
             deleted = absent.where("is_live").count()
             _require_meant(writer, count, deleted, max_deleted)
-            rows = placed.unionByName(_tombstones(write, absent), allowMissingColumns=True)
+            # A row without a value for each key of the log that the DataFrame lacks.
+            rows = records.unionByName(absent.select("partition", "key"), allowMissingColumns=True)
         # Until it is through, the age of the store is unknown, and no key is missing for sure.
         writer.patiently(lambda: writer.beat(query_id, None, -1, filling=True))
-        write.append_placed(rows, query_id, 0)
+        write.append(rows, query_id, 0)
     finally:
-        placed.unpersist()
+        records.unpersist()
     changelog.retire_writer(topic, writer.name, completed=True)
     return FillResult(count, deleted)
 
@@ -98,23 +96,6 @@ def _require_meant(writer: StoreWriter, rows: int, deleted: int, max_deleted: in
             f"{store}: this snapshot would delete {deleted} keys that its {rows} rows lack, which is more than "
             f"max_deleted={max_deleted}. Nothing was written."
         )
-
-
-def _rows_of(placed: DataFrame) -> DataFrame:
-    """The DataFrame's own rows: the row that ends a task's rows has no time."""
-    return placed.where(F.col("timestamp_ms").isNotNull())
-
-
-def _tombstones(write: Write, absent: DataFrame) -> DataFrame:
-    """A row without a value for each key of the log that the DataFrame lacks."""
-    session = absent.sparkSession
-    slots = write.slots.by_partition(session)
-    slot = F.element_at(F.array(*map(F.lit, slots)), F.col("partition") + 1)
-    now = F.unix_millis(F.current_timestamp())
-    tombstones = absent.select(slot.alias("slot"), "partition", "key", now.alias("timestamp_ms"))
-    # A DataFrame without rows has no rows that end those of a task, either.
-    ends = session.createDataFrame([(slot, END, bytearray()) for slot in set(slots)], _ENDS)
-    return tombstones.unionByName(ends, allowMissingColumns=True)
 
 
 def _keys_of_log(session: SparkSession, changelog: Changelog, spec: StoreSpec, *, deleted: bool) -> DataFrame:

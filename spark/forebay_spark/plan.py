@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from pyspark.errors import AnalysisException
@@ -13,6 +13,8 @@ SESSION_WINDOW = "spark.sessionWindow"
 """Spark's marks in the metadata of a column made by ``window()`` or ``session_window()``."""
 _SOURCE = "StreamingRelationV2"
 _MIN_RECORDS = "minOffsetsPerTrigger"
+_ROW_BY_ROW = ("Project", "Filter", "SubqueryAlias")
+_DEDUPLICATIONS = ("Deduplicate", "DeduplicateWithinWatermark")
 _CHECKED = "spark.sql.streaming.unsupportedOperationCheck"
 
 
@@ -55,6 +57,35 @@ def holds_records_back(plan: Any) -> bool:
     """
     sources = [leaf for leaf in _elements(plan.collectLeaves()) if leaf.getClass().getSimpleName() == _SOURCE]
     return any(source.extraOptions().get(_MIN_RECORDS) is not None for source in sources)
+
+
+def has_one_row_a_key(df: DataFrame, key: Iterable[str]) -> bool:
+    """Whether the plan of a streaming DataFrame shows that each batch has at most one row of a key.
+
+    ``key`` are the columns that tell keys apart. It does where, below projections and filters, an aggregation or
+    ``dropDuplicates`` groups by such columns only, and they come through unchanged.
+    """
+    node = analysed(df)
+    ids = {column.exprId().id() for column in _elements(node.output()) if column.name() in set(key)}
+    while (kind := node.getClass().getSimpleName()) in _ROW_BY_ROW:
+        if kind == "Project":
+            ids = {child.exprId().id() for child in _made_of(node.projectList(), ids) if _is_column(child)}
+        node = node.child()
+    if kind == "Aggregate":
+        columns = _made_of(node.aggregateExpressions(), ids)
+        grouping = _elements(node.groupingExpressions())
+        return all(any(column.semanticEquals(one) for column in columns) for one in grouping)
+    return kind in _DEDUPLICATIONS and all(column.exprId().id() in ids for column in _elements(node.keys()))
+
+
+def _made_of(expressions: Any, ids: Collection[Any]) -> list[Any]:
+    """What the columns with these ids are made of: themselves, or what they are another name of."""
+    chosen = [one for one in _elements(expressions) if one.exprId().id() in ids]
+    return [one.child() if one.getClass().getSimpleName() == "Alias" else one for one in chosen]
+
+
+def _is_column(expression: Any) -> bool:
+    return bool(expression.getClass().getSimpleName() == "AttributeReference")
 
 
 def analysed(df: DataFrame) -> Any:

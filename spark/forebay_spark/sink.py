@@ -14,33 +14,29 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.streaming.query import StreamingQuery
 
-from forebay import partitioning, record_orders
+from forebay import record_orders
 from forebay.errors import SinkError
 from forebay.store_spec import StoreSpec
 from forebay.topology import Topology
 from forebay.topology_file import load_topology
 from forebay_changelog import open_changelog, record_headers
 from forebay_changelog.sqlite import batches, checksums, log_file, writers
-from forebay_spark import batch_murmur2, executor, json_keys, keyed_records, repeated_keys, sorted_runs
+from forebay_spark import executor
 from forebay_spark.columns import ColumnArguments, Selection, lay_out
 from forebay_spark.fill import FILL_PREFIX, FillResult, IfWritten, fill
-from forebay_spark.kafka_columns import kafka_columns
 from forebay_spark.kind_columns import columns_of
-from forebay_spark.plan import holds_records_back
+from forebay_spark.plan import has_one_row_a_key, holds_records_back
 from forebay_spark.query_runs import QUERY_RUNS, QueryRun
+from forebay_spark.records import RecordColumns, with_headers
 from forebay_spark.session_listeners import SESSION_LISTENERS
 from forebay_spark.sink_writer import SinkWriter, complete_mode
 from forebay_spark.store_writer import SinkLog, StoreWriter
-from forebay_spark.write import Slots, Write, attempt, current_run
+from forebay_spark.write import Write, attempt, current_run
 
 log = logging.getLogger(__name__)
 
 _MIN_SPARK = (4, 0)
-_BY_VALUE = (
-    *(partitioning, batch_murmur2, record_headers, record_orders),
-    *(checksums, log_file, writers, batches),
-    *(executor, json_keys, keyed_records, repeated_keys, sorted_runs),
-)
+_BY_VALUE = (*(record_headers, record_orders, checksums, log_file, writers, batches, executor),)
 
 
 class Sink:
@@ -98,7 +94,8 @@ class Sink:
         layout = lay_out(df, spec, Selection.of(columns))
         SESSION_LISTENERS.of(session)
         store_writer = StoreWriter(self._log, spec, writer or store, store_begins_here, bootstrap)
-        return SinkWriter(df, Write(store_writer, layout, Slots(spec.partitions)))
+        is_distinct = has_one_row_a_key(df, layout.telling_apart)
+        return SinkWriter(df, Write(store_writer, RecordColumns(layout, session), is_distinct))
 
     def write_batch(
         self,
@@ -134,8 +131,8 @@ class Sink:
             write = self._batch_writes.get(form := (store, df.schema, chosen, store_writer.name))
             if write is None:
                 layout = lay_out(df, self._writable(store, session), chosen)
-                write = self._batch_writes[form] = Write(store_writer, layout, Slots(spec.partitions))
-            write.append(df, run.query_id, batch_id)
+                write = self._batch_writes[form] = Write(store_writer, RecordColumns(layout, session))
+            write.append(write.records.of(df), run.query_id, batch_id)
 
     def fill(
         self,
@@ -175,7 +172,7 @@ class Sink:
             raise SinkError(f'{store!r}: if_written= is "raise" or "skip", not {if_written!r}.')
         layout = lay_out(df, spec, Selection.of(columns))
         writer = StoreWriter(self._log, spec, f"{FILL_PREFIX}{name}", begins_here=True)
-        write = Write(writer, layout, Slots(spec.partitions), is_fill=True)
+        write = Write(writer, RecordColumns(layout, session), is_fill=True)
         return fill(write, df, snapshot=snapshot, max_deleted=max_deleted, if_written=if_written)
 
     def kafka_columns(self, df: DataFrame, store: str, **columns: Unpack[ColumnArguments]) -> DataFrame:
@@ -196,7 +193,15 @@ class Sink:
         """
         spec = self._spec(store)
         self._check_codecs(spec)
-        return kafka_columns(df, lay_out(df, spec, Selection.of(columns)))
+        layout = lay_out(df, spec, Selection.of(columns))
+        if layout.order_by and not spec.store_kind.keeps_versions:
+            raise SinkError(
+                f"{spec.name!r}: order_by= has no effect in Spark's own Kafka sink. Aggregate by the key, so that "
+                "a batch has one row of each, or use sink.write(…)."
+            )
+        session = df.sparkSession
+        by_producer = spec.partitioner == "murmur2" and not hasattr(session, "_jsparkSession")
+        return with_headers(RecordColumns(layout, session, by_producer).of(df), spec)
 
     def heartbeats(self, query: StreamingQuery, store: str, *, writer: str | None = None) -> None:
         """Give age to a store that a query writes without this sink, until the query ends.

@@ -201,7 +201,7 @@ class SinkWriter(DataStreamWriter):
         """See that the log has what the query wrote before its checkpoint, or is to have it."""
         writer = self._write_to.writer
         if writer.bootstraps and writer.lacks(query_id):
-            bootstrap(writer, self._write_to.layout, location, self._df.schema, self._mode)
+            bootstrap(writer, self._write_to.records.layout, location, self._df.schema, self._mode)
             writer.goes_on(query_id)
         writer.check_continuity(query_id, continued=True)
 

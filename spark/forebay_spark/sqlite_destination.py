@@ -2,61 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import socket
-import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from urllib.parse import quote
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
+from forebay.clock import epoch_ms
 from forebay.errors import SinkError
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog.sqlite.batches import differs, newest_batch, rows_of_batch
 from forebay_changelog.sqlite.changelog import SqliteChangelog, naming
 from forebay_spark.destinations import BatchId, refusing
-from forebay_spark.executor import Batches, Target, write_rows
-from forebay_spark.sorted_runs import RunPart, append_parts, append_runs, by_partition, write_runs
+from forebay_spark.executor import END, Target, append_rows
 
 _WRITTEN = "partition int, row_count bigint, next_offset bigint, is_new boolean"
-_RUN_PARTS = "path string, partition int, first_row bigint, row_count bigint"
-MAX_ROWS_HERE = 20_000
-"""Rows that the driver appends itself. Tasks of Spark's that append more take longer to start than that."""
-_THREADS_HERE = 4
+_HASH = (1 << 32) - 1
 Append = Callable[[Target], dict[int, bool]]
 """Appends a batch's rows, each partition's in a transaction; returns whether those of each partition are new."""
-
-
-class RunDirectories:
-    """Directories of batches below ``~runs/`` of a changelog, each removed with its batch."""
-
-    def __init__(self, changelog: Path) -> None:
-        # No topic is called so.
-        self._root = changelog / "~runs"
-        self._swept: set[Path] = set()
-
-    @contextlib.contextmanager
-    def one(self, query_id: str, writer: str) -> Iterator[Path]:
-        """A directory for one batch of a query; what a process that was killed has left of that query is removed.
-
-        It is as open as the changelog's own directory.
-        """
-        parent = self._root / quote(query_id, safe="") / quote(writer, safe="")
-        if parent not in self._swept:
-            shutil.rmtree(parent, ignore_errors=True)
-            self._swept.add(parent)
-        parent.mkdir(parents=True, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(prefix="batch-", dir=parent))
-        directory.chmod(self._root.parent.stat().st_mode & 0o777)
-        try:
-            yield directory
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
 
 
 class SqliteDestination:
@@ -67,18 +32,20 @@ class SqliteDestination:
 
     def __init__(self, changelog: SqliteChangelog) -> None:
         self._changelog = changelog
-        self._run_directories = RunDirectories(changelog.directory)
+        self._placings: dict[int, tuple[list[Column], DataFrame]] = {}
+        """By the number of tasks, created once: each takes many calls into the JVM."""
         self._newest: dict[tuple[str, str, str], int] = {}
         """By query, topic and writer, the newest batch of which some rows may be in the log."""
 
     def check(self, session: SparkSession) -> None:
         """Any session will do; executors elsewhere notice it themselves and refuse."""
 
-    def write(self, rows: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
-        """Write all rows; raises ``SinkError``."""
+    def write(self, records: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
+        """Write all records; raises ``SinkError``."""
+        rows = self._in_tasks(records, spec, batch)
 
         def append(target: Target) -> dict[int, bool]:
-            return {row.partition: row.is_new for row in rows.mapInArrow(write_rows(target), _WRITTEN).collect()}
+            return {row.partition: row.is_new for row in rows.mapInArrow(append_rows(target), _WRITTEN).collect()}
 
         if not self._repeats(spec, batch):
             self._append_once(append, spec, batch)
@@ -90,18 +57,31 @@ class SqliteDestination:
         finally:
             rows.unpersist()
 
-    def write_unordered(
-        self, rows: DataFrame, place: Callable[[Batches], Batches], spec: StoreSpec, batch: BatchId
-    ) -> None:
-        """Write all rows by way of sorted runs; raises ``SinkError``."""
-        with self._run_directories.one(batch.query_id, batch.writer) as directory:
-            runs = rows.mapInArrow(write_runs(self._target(spec, batch), str(directory), place), _RUN_PARTS)
-            parts = [RunPart(*row) for row in refusing(spec, runs.collect)]
+    def _in_tasks(self, records: DataFrame, spec: StoreSpec, batch: BatchId) -> DataFrame:
+        """The records as tasks append them: each has whole partitions, one after the other, by key and order."""
+        # No more tasks than cores: each costs some 20 ms.
+        tasks = min(spec.partitions, records.sparkSession.sparkContext.defaultParallelism)
+        placing, ends = self._placing(records.sparkSession, tasks)
+        # By the value last, so that a repeat of the batch has equally ordered rows in the same order.
+        by = ("place", "key", *batch.order, "value")
+        columns = ["partition", "key", "value", *(["timestamp_ms"] if spec.store_kind.keeps_versions else [])]
+        whole = records.select("*", *placing).unionByName(ends, allowMissingColumns=True)
+        return whole.repartition(tasks, "task").sortWithinPartitions(*by).select(*columns)
 
-            def append(target: Target) -> dict[int, bool]:
-                return self._append(parts, target, rows.sparkSession)
-
-            (self._replace if self._repeats(spec, batch) else self._append_once)(append, spec, batch)
+    def _placing(self, session: SparkSession, tasks: int) -> tuple[list[Column], DataFrame]:
+        """Columns that shuffle rows to their tasks and sort them there, and the row that ends those of each."""
+        if tasks not in self._placings:
+            hashed = F.array(*map(F.lit, hashed_to(session, tasks)))
+            # One number to sort by, which hardly two keys share: to compare all of two rows takes much longer.
+            place = F.shiftleft(F.col("partition").cast("long"), 32).bitwiseOR(F.xxhash64("key").bitwiseAND(_HASH))
+            ends = session.range(0, tasks, 1, 1).select(
+                hashed[F.col("id").cast("int")].alias("task"),
+                F.lit(END).alias("partition"),
+                F.lit((1 << 63) - 1).alias("place"),
+                F.lit("").cast("binary").alias("key"),
+            )
+            self._placings[tasks] = [hashed[F.col("partition") % tasks].alias("task"), place.alias("place")], ends
+        return self._placings[tasks]
 
     def _append_once(self, append: Append, spec: StoreSpec, batch: BatchId) -> None:
         """Append a batch of which the log has nothing."""
@@ -119,20 +99,6 @@ class SqliteDestination:
         if any(are_new.values()):
             refusing(spec, lambda: append(target))
 
-    def _append(self, parts: list[RunPart], target: Target, session: SparkSession) -> dict[int, bool]:
-        """Append the rows of all runs: few of them here, which starts no tasks."""
-        if sum(part.row_count for part in parts) <= MAX_ROWS_HERE:
-            grouped = by_partition(parts)
-            with ThreadPoolExecutor(_THREADS_HERE) as pool:
-                written = list(pool.map(lambda each: append_parts(target, *each), grouped.items()))
-            return {
-                partition: batch["is_new"][0].as_py() for partition, batch in zip(grouped, written, strict=True)
-            }
-        tasks = session.sparkContext.defaultParallelism
-        by_task = [[part for part in parts if part.partition % tasks == task] for task in range(tasks)]
-        appended = session.range(0, tasks, 1, tasks).mapInArrow(append_runs(target, by_task), _WRITTEN)
-        return {row.partition: row.is_new for row in appended.collect()}
-
     def _target(self, spec: StoreSpec, batch: BatchId) -> Target:
         return Target(
             directory=str(self._changelog.directory),
@@ -143,8 +109,8 @@ class SqliteDestination:
             query_id=batch.query_id,
             batch_id=batch.number,
             write_name=batch.writer,
-            ordered=batch.ordered,
-            versioned=spec.store_kind.keeps_versions,
+            ordered=bool(batch.order),
+            timestamp_ms=None if spec.store_kind.keeps_versions else int(epoch_ms()),
             latest=spec.latest_by is not None,
             is_fill=batch.is_fill,
             identities=batch.identities,
@@ -177,3 +143,16 @@ class SqliteDestination:
             if before:
                 refusal = differs(path, batch.writer, batch.number, before, 0, batch.is_fill)
                 raise SinkError(f"{spec.name}: {refusal}")
+
+
+def hashed_to(session: SparkSession, tasks: int) -> tuple[int, ...]:
+    """For each of this many tasks, a number that Spark's hash shuffles to it."""
+    found: dict[int, int] = {}
+    count = 8 * tasks + 64
+    while len(found) < tasks:
+        (row,) = session.sql(
+            f"SELECT transform(sequence(0, {count}), n -> pmod(hash(n), {tasks})) AS tasks"
+        ).collect()
+        found = {task: number for number, task in enumerate(row.tasks)}
+        count *= 2
+    return tuple(found[task] for task in range(tasks))

@@ -181,15 +181,23 @@ class StoreWriter:
                 logged = True
                 time.sleep(_PAUSE_S)
 
-    def beat(self, query_id: str, as_of_ms: int | None, batch_id: int, *, filling: bool = False) -> None:
+    def beat(
+        self,
+        query_id: str,
+        as_of_ms: int | None,
+        batch_id: int,
+        *,
+        filling: bool = False,
+        continued: bool = False,
+    ) -> None:
         """Append a heartbeat to every partition, and record the log's position after it.
 
         ``as_of_ms`` is None if it did not advance. While the writer is ``filling`` the log, no reader is told that
-        a key is missing. Raises ``ChangelogError``, and ``SinkError`` if the log was
-        replaced.
+        a key is missing. ``continued`` says whether the query has an earlier batch. Raises ``ChangelogError``, and
+        ``SinkError`` as ``check_continuity`` does.
         """
         with self._lock:
-            self.check_continuity(query_id, continued=False)
+            self.check_continuity(query_id, continued=continued)
             known = self.as_of_ms.get(query_id)
             if as_of_ms is not None:
                 known = as_of_ms if known is None else max(as_of_ms, known)

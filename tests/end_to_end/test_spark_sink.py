@@ -5,6 +5,7 @@ import json
 import os
 import re
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -176,7 +177,7 @@ def test_latest_by_rejects_null_and_equal_orders(spark, sink, tmp_path):
     source = Source(spark, tmp_path / "in", "k string, n timestamp, v int, number decimal(20,0)")
     source.add({"k": "a", "v": 1}, {"k": "b", "n": "2026-01-01T00:00:00Z", "v": 1})
     message = refusal(sink.write(source.df, "customers", key="k", value="v"), tmp_path)
-    assert "1 rows of this task have a null order (column 'n', the store's latest_by)" in message
+    assert "A row has a null order (column 'n', the store's latest_by)" in message
     dated = source.df.where("n is not null")
     source.add(*({"k": "b", "n": "2026-01-01T00:00:00.000001Z", "v": v} for v in (3, 2)))
     message = refusal(sink.write(dated, "customers", key="k", value="v"), tmp_path, "unordered")
@@ -194,10 +195,7 @@ def test_latest_by_rejects_null_and_equal_orders(spark, sink, tmp_path):
         sink.fill(batch, "customers", key="k", name="all", snapshot=True)
 
 
-@pytest.mark.parametrize("max_rows_here", [20_000, 0])
-def test_aggregates_update_and_deletes_are_tombstones(spark, sink, tmp_path, monkeypatch, max_rows_here):
-    """The driver appends few rows itself, and tasks append many."""
-    monkeypatch.setattr("forebay_spark.sqlite_destination.MAX_ROWS_HERE", max_rows_here)
+def test_aggregates_update_and_deletes_are_tombstones(spark, sink, tmp_path):
     from pyspark.sql import functions as F
 
     source = Source(spark, tmp_path / "in", "k string, n bigint")
@@ -586,12 +584,11 @@ def test_a_join_of_streams_is_written_as_spark_runs_it(spark, sink, tmp_path):
         sink.write(unlimited, "latest", key="k", value="t")
 
 
-def test_null_keys_fail_the_batch_with_column_and_count(spark, sink, tmp_path):
+def test_a_null_key_fails_the_batch_with_its_column(spark, sink, tmp_path):
     source = Source(spark, tmp_path / "in", "k string, n int")
     source.add({"k": None, "n": 1}, {"k": "a", "n": 2}, {"k": None, "n": 3})
     message = refusal(sink.write(source.df, "latest", key="k"), tmp_path)
-    assert "2 rows" in message
-    assert "'k'" in message
+    assert "A row has a null key (column 'k')" in message
     assert content(sink, "latest") == {}
 
 
@@ -712,7 +709,7 @@ def test_version_without_valid_from_is_refused(spark, sink, tmp_path):
     source = Source(spark, tmp_path / "in", "k string, at timestamp, price int")
     source.add({"k": "a", "at": None, "price": 1})
     message = refusal(sink.write(source.df, "prices", key="k", order_by="at"), tmp_path)
-    assert "1 rows of this task have a null valid-from" in message
+    assert "A row has a null valid-from (column 'at'" in message
     assert log_of(sink, "prices") == {0: [], 1: [], 2: []}
 
 
@@ -927,9 +924,8 @@ def test_records_for_sparks_kafka_sink_are_those_of_the_sink(spark, sink):
         assert (bytes(record.value), record.headers) == shown
     schema = T.StructType().add("s", T.StringType()).add("l", T.LongType())
     for (text, number), store, expected in (
-        ((None, 1), "latest", "a row has a null key (column 's')"),
+        ((None, 1), "latest", "A row has a null key (column 's')"),
         ((heartbeat_key("w").decode(), 1), "latest", "reserved for heartbeats"),
-        (("a\x0b", 1), "by_pair", "control character"),
         (("a", 2**53), "by_pair", "an integer beyond 2^53"),
     ):
         with pytest.raises(Exception, match=re.escape(expected)):
@@ -943,13 +939,13 @@ def test_records_for_sparks_kafka_sink_are_those_of_the_sink(spark, sink):
         "SELECT 'a' AS s, IF(i = 0, NULL, STRUCT(ts AS start, ts AS end)) AS w FROM (SELECT 0 AS i, now() AS ts)"
     )
     for store in ("hours", "visits"):
-        with pytest.raises(Exception, match=r"a row has a null window or session \(column 'w'\)"):
+        with pytest.raises(Exception, match=r"A row has a null window or session \(column 'w'\)"):
             written(timeless, store, key="s", value=[])
-        with pytest.raises(SinkError, match=r"1 rows of this task have a null window or session \(column 'w'\)"):
+        with pytest.raises(SinkError, match=r"A row has a null window or session \(column 'w'\)"):
             sink.fill(timeless, store, key="s", value=[], name="timeless")
     unreadable = spark.sql("SELECT CAST(X'ff' AS STRING) AS s, 1L AS l")
     for store, key in (("latest", "s"), ("by_pair", ["s", "l"])):
-        with pytest.raises(Exception, match=r"a row's key is not valid UTF-8 \(column 's'\)"):
+        with pytest.raises(Exception, match=r"A row's key is not valid UTF-8 \(column 's'\)"):
             written(unreadable, store, key=key, value="l")
     kept = spark.createDataFrame([(None, 1)], schema)
     (record,) = written(kept, "by_pair", key=["s", "l"], value=[], null_keys="keep")
@@ -1132,19 +1128,26 @@ def test_executors_need_not_have_forebay(sink, tmp_path):
     """The functions that run in executors, pickled by value, load where forebay cannot be imported."""
     from pyspark import cloudpickle
 
-    from forebay.partitioning import Murmur2Partitioner
-    from forebay_spark.executor import KeyColumns, Target, place_rows
+    from forebay_spark.executor import END, Target, append_rows
     from forebay_spark.sink import _BY_VALUE
-    from forebay_spark.sorted_runs import write_runs
 
     for module in _BY_VALUE:
         cloudpickle.register_pickle_by_value(module)
     pickled = tmp_path / "function.pickle"
     log = sink._changelog
-    target = Target(str(log.directory), log.directory_id, "here", "t", "w", "q", 0, "w", False, False)
-    place = place_rows(KeyColumns(("k",), as_json=True, suffix=False, as_text=False), 4, None, 0)
-    function = write_runs(target, str(tmp_path), place)
-    pickled.write_bytes(cloudpickle.dumps(function))
+    target = Target(
+        str(log.directory),
+        log.directory_id,
+        socket.gethostname(),
+        "t-latest-changelog",
+        "w",
+        "q",
+        0,
+        "w",
+        False,
+        5,
+    )
+    pickled.write_bytes(cloudpickle.dumps(append_rows(target)))
     program = f"""
 import pickle, sys
 class Absent:
@@ -1154,14 +1157,15 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 import pyarrow as pa
 function = pickle.loads(open({str(pickled)!r}, "rb").read())
-columns = {{"key": pa.array([{{"k": "foobar"}}]), "value": pa.array([b"1"])}}
-batch = pa.RecordBatch.from_pydict(columns)
-print(next(iter(function([batch]))).column("partition").to_pylist())
+partition, key, value = pa.array([1, {END}], pa.int32()), pa.array([b"k", b""]), pa.array([b"1", None])
+batch = pa.RecordBatch.from_pydict({{"partition": partition, "key": key, "value": value}})
+print([written.to_pylist() for written in function([batch])])
 """
     # A copy of this environment's path without the project: editable installs put finders in site-packages.
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str([Murmur2Partitioner().partition(b'["foobar"]', 4)])
+    assert "'partition': 1, 'row_count': 1" in done.stdout
+    assert log_of(sink, "latest")[1][0][1:] == (b"k", b"1", 5, False)
 
 
 @pytest.mark.kafka

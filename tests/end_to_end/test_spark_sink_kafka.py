@@ -1,6 +1,8 @@
 """The sink on a real Spark and a real broker: what it writes is read back, and repeats change nothing."""
 
+import random
 import secrets
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -171,6 +173,37 @@ def test_two_rows_of_a_key_need_order_by(spark, sink, cluster, tmp_path):
     run(sink.write(source.df, "latest", key="k", order_by="n"), tmp_path, "ordered")
     router = served(cluster)
     assert httpx.get(f"http://{router}/v1/stores/latest/keys/a").json()["value"] == {"n": 2}
+
+
+def test_a_batch_is_computed_once_and_what_was_looked_at_is_sent(spark, sink, cluster, tmp_path):
+    """A second computation may give other rows, as random ones are."""
+    from pyspark.sql import functions as F
+
+    source = Source(spark, tmp_path / "in", "k string, n bigint")
+    source.add(*({"k": f"k{n}", "n": n} for n in range(20)))
+    computed = spark.sparkContext.accumulator(0)
+    spark.sparkContext.pythonExec = sys.executable
+
+    @F.udf("double")
+    def drawn(n):  # type: ignore[no-untyped-def]
+        computed.add(1)
+        return n + random.random()
+
+    run(sink.write(source.df.select("k", drawn("n").alias("v")), "latest", key="k"), tmp_path)
+    assert computed.value == 20
+    router = served(cluster)
+    entries = httpx.get(f"http://{router}/v1/stores/latest/entries").json()["entries"]
+    assert sorted(int(entry["value"]["v"]) for entry in entries) == list(range(20))
+
+
+def test_rows_that_multiply_after_an_aggregation_are_refused(spark, sink, cluster, tmp_path):
+    """The plan shows one row of a key only where nothing comes after it."""
+    from pyspark.sql import functions as F
+
+    source = Source(spark, tmp_path / "in", "k string, n bigint")
+    source.add({"k": "a", "n": 2})
+    doubled = source.df.groupBy("k").count().select("k", F.explode(F.array(F.lit(1), F.lit(2))).alias("n"))
+    assert "more than one row for the key b'a'" in refusal(sink.write(doubled, "latest", key="k"), tmp_path)
 
 
 def test_latest_by_replicas_agree_after_compaction(spark, sink, cluster, tmp_path):

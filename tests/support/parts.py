@@ -20,6 +20,6 @@ PARTS = {
     "service": Part("forebay_worker", 13_450, 12_300),
     "router": Part("forebay_router", 5_700, 5_500),
     "tap": Part("forebay_tap", 5_500, 5_200),
-    "spark": Part("forebay_spark", 3_400, 3_300),
+    "spark": Part("forebay_spark", 2_900, 2_300),
 }
 """By folder."""
