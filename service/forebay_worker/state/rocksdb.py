@@ -95,8 +95,7 @@ class RocksDbStore:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._options = options
-        access = AccessType.read_only() if read_only else AccessType.read_write()
-        self._db = Rdict(str(path), options=options, access_type=access)
+        self._db = self._opened(AccessType.read_only() if read_only else AccessType.read_write())
         self._batch = WriteBatch(raw_mode=True)
         self._identity_to_commit: bytes | None = None
         self._refused = False
@@ -107,6 +106,12 @@ class RocksDbStore:
             # Left open, it would lock its directory.
             self.close()
             raise
+
+    def _opened(self, access: AccessType) -> Rdict:
+        # Its column family is named, or it would get the options that were saved when it was last opened, with a
+        # block cache of its own that counts for no limit.
+        families = {"default": self._options}
+        return Rdict(str(self.path), self._options, column_families=families, access_type=access)
 
     @property
     def identity(self) -> StoreIdentity | None:
@@ -231,7 +236,7 @@ class RocksDbStore:
         try:
             require_room(self.path)
             self.close()
-            self._db = Rdict(str(self.path), options=self._options)
+            self._db = self._opened(AccessType.read_write())
             found = self._read_offsets()
         except Exception as error:
             if storage_fault(error, self.path) is not None or in_use(error):
