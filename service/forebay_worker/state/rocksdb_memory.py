@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rocksdict import (
+    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     DBCompressionType,
@@ -18,8 +19,15 @@ _MAX_LOG_FILE_BYTES = 128 << 10
 
 
 def filtered_blocks() -> BlockBasedOptions:
-    """Blocks with a Bloom filter for each file, so that a miss reads hardly any."""
+    """Blocks with a Bloom filter for each file, so that a miss reads hardly any.
+
+    Filter and index of a file are cut into blocks like its records, with a small index of their own. In one piece
+    they would take megabytes of the cache at once, and where the state is larger than the cache push out what is
+    read often.
+    """
     table = BlockBasedOptions()
+    table.set_index_type(BlockBasedIndexType.two_level_index_search())
+    table.set_partition_filters(True)
     table.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
     return table
 
@@ -42,6 +50,7 @@ class RocksDbMemory:
         table.set_block_cache(self._cache)
         table.set_cache_index_and_filter_blocks(True)
         table.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        table.set_pin_top_level_index_and_filter(True)
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_block_based_table_factory(table)
