@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+import logging
+from functools import lru_cache, partial
 from time import perf_counter
 
-from forebay.errors import Problem
+from forebay.errors import InternalError, Overloaded, Problem
 from forebay.wire.answers import HttpAnswer, problem_answer
 from forebay.wire.batches import batch_answer, is_large, read_batch_keys
 from forebay.wire.parameters import KEY_PARAMETERS, WORKER_PARAMETERS, ReadParameters, parse_parameters
-from forebay_web.fast_path import FastPathProtocol, KeyHandler, RecognisedBatch, RequestTemplate, left_to_slow_path
+from forebay_web.fast_path import (
+    OPEN,
+    FastPathProtocol,
+    KeyHandler,
+    PendingResponse,
+    RecognisedBatch,
+    RequestTemplate,
+    left_to_slow_path,
+)
 from forebay_web.large_answers import MAX_AT_ONCE_BYTES
 from forebay_web.routes import BATCH_ROUTE, READ_ROUTES
 from forebay_worker.metrics import WorkerMetrics
-from forebay_worker.reads.keys import Batched
+from forebay_worker.reads.keys import Batched, KeyRead
 from forebay_worker.reads.staleness_check import Refused
+from forebay_worker.state.rocksdb import NotInMemory
 from forebay_worker.worker import Worker
+
+log = logging.getLogger(__name__)
 
 _KNOWN = KEY_PARAMETERS | WORKER_PARAMETERS
 _MAX_REMEMBERED = 4096
@@ -47,27 +58,82 @@ class WorkerFastPath:
         try:
             prepared = self._worker.reads.key(template.store, self._parameters(template.query))
         except Problem as problem:
-            return self._counted(_always(problem))
+            return self._refusing(problem)
         if prepared.parameters.wait_ms:
             return left_to_slow_path
-        return self._counted(prepared.answer)
+        return self._reading(template, prepared)
 
-    def _counted(self, read: Callable[[bytes], HttpAnswer]) -> KeyHandler:
-        counts, took_us = self._counts, self._took_us
+    def _reading(self, template: RequestTemplate, prepared: KeyRead) -> KeyHandler:
+        counts, took_us, bounds = self._counts, self._took_us, prepared.bounds
+        read = partial(prepared.answer, from_memory=True)
 
-        def key(segment: bytes, protocol: FastPathProtocol) -> HttpAnswer:
+        def key(segment: bytes, protocol: FastPathProtocol) -> HttpAnswer | PendingResponse:
             begun_s = perf_counter()
             try:
                 answer = read(segment)
+            except NotInMemory as missing:
+                return self._after_disk(missing, protocol, template, prepared, segment, begun_s)
             except Refused as refused:
                 answer = refused.answer()
             except Problem as problem:
                 answer = problem_answer(problem)
             counts[_PATH, answer.status] += 1
             took_us((perf_counter() - begun_s) * 1e6)
-            return answer
+            if not protocol.has_pending:
+                return answer
+            # It waits for an earlier one that reads from disk, and is within its bounds when it is sent.
+            pending = protocol.pending(template)
+            pending.fill(answer, bounds)
+            return pending
 
         return key
+
+    def _after_disk(
+        self,
+        missing: NotInMemory,
+        protocol: FastPathProtocol,
+        template: RequestTemplate,
+        prepared: KeyRead,
+        segment: bytes,
+        begun_s: float,
+    ) -> HttpAnswer | PendingResponse:
+        """The place of an answer that is made once its block was read from disk."""
+        try:
+            held = self._worker.limits.requests.held_by(protocol.peer(template), 1)
+        except Overloaded as problem:
+            return self._counted(problem_answer(problem), begun_s)
+        pending = protocol.pending(template)
+        pending.on_abandoned = held.release
+
+        def is_read() -> None:
+            held.release()
+            if pending.state is OPEN:
+                pending.fill(self._answer(prepared, segment, begun_s), prepared.bounds)
+
+        self._worker.disk_reads.begin(missing, is_read)
+        return pending
+
+    def _answer(self, prepared: KeyRead, segment: bytes, begun_s: float) -> HttpAnswer:
+        try:
+            answer = prepared.answer(segment)
+        except Refused as refused:
+            answer = refused.answer()
+        except Problem as problem:
+            answer = problem_answer(problem)
+        except Exception:
+            log.exception("a read from disk failed")
+            # An empty place would hold back every later answer of the connection.
+            answer = problem_answer(InternalError("The service failed; its log says why."))
+        return self._counted(answer, begun_s)
+
+    def _counted(self, answer: HttpAnswer, begun_s: float) -> HttpAnswer:
+        self._counts[_PATH, answer.status] += 1
+        self._took_us((perf_counter() - begun_s) * 1e6)
+        return answer
+
+    def _refusing(self, problem: Problem) -> KeyHandler:
+        """For a form that is at fault whatever the key."""
+        return lambda segment, protocol: self._counted(problem_answer(problem), perf_counter())
 
     def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> HttpAnswer | None:
         """The answer, None if the route must give it."""
@@ -94,8 +160,3 @@ class WorkerFastPath:
             answer = problem_answer(problem)
         self._count_answer(BATCH_ROUTE.path, answer.status, begun_s)
         return answer
-
-
-def _always(problem: Problem) -> Callable[[bytes], HttpAnswer]:
-    """For a form that is at fault whatever the key."""
-    return lambda segment: problem_answer(problem)

@@ -89,7 +89,12 @@ class WorkerMetrics(Collector):
         )
         for path, histogram in sorted(self.answer_us.items()):
             histogram.add_to(took, [path], 1_000_000)
-        yield from (reads, refusals, took)
+        from_disk = CounterMetricFamily(
+            "forebay_disk_reads", "Reads of a key that read it from disk, by store.", labels=["store"]
+        )
+        for store, count in list(self._worker.disk_reads.counts.items()):
+            from_disk.add_metric([store], count)
+        yield from (reads, refusals, took, from_disk)
 
     def _replicas(self) -> Iterator[Metric | None]:
         record_lag = GaugeMetricFamily("forebay_record_lag", "Records behind the log's end.", labels=_REPLICA)

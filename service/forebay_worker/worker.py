@@ -35,6 +35,7 @@ from forebay_worker.group.member_health import HealthMonitor
 from forebay_worker.group.membership import open_membership
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 from forebay_worker.reads.bounded_waits import BoundedWaits
+from forebay_worker.reads.disk_reads import DiskReads
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
 from forebay_worker.reads.staleness_check import Admission
@@ -114,6 +115,7 @@ class Worker:
         self.limits = limits
         self.waits = BoundedWaits(self.limits.waiting)
         self.streams = EventStreams(self.limits.streams)
+        self.disk_reads = DiskReads()
         self.incarnation = self._directory.next_incarnation(int(epoch_ms()))
         self._sequence = itertools.count(1)
         self.draining = False
@@ -123,6 +125,7 @@ class Worker:
         """Serve what is on disk, then join the group; where that fails, ``stop`` ends what did start."""
         self.tasks.start()
         self._ends.callback(self.tasks.stop)
+        self._ends.callback(self.disk_reads.close)
         self._await_checks()
         self.membership.start(self._subscription, self._on_assignment)
         self._ends.callback(self.membership.leave)

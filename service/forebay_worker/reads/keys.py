@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from forebay.errors import AnswerTooLarge, NotReady, Problem
 from forebay.event_loop_turns import in_turns
+from forebay.lag import Tolerance
 from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.store_spec import StoreSpec
 from forebay.wire.answers import MAX_ANSWER_BYTES, EncodedReplicaInfo, HttpAnswer, problem_answer
@@ -64,13 +65,19 @@ class KeyRead:
         self._shown = spec.value_codec.to_json
         self.parameters = parameters
 
-    def answer(self, segment: bytes) -> HttpAnswer:
-        """Answer for a key as it appears in the path; raises ``Problem`` or ``Refused``."""
+    @property
+    def bounds(self) -> tuple[str, Tolerance]:
+        """The store and the tolerance that an answer is within: it still is if it waits before it is sent."""
+        return self._spec.name, self._admission.tolerance(self._spec, self.parameters)
+
+    def answer(self, segment: bytes, *, from_memory: bool = False) -> HttpAnswer:
+        """Answer for a key as it appears in the path; raises ``Problem`` or ``Refused``, and as ``value_of`` does
+        ``NotInMemory``."""
         admission, parameters = self._admission, self.parameters
         key = self._key_form(segment)
         partition = admission.agreed_partition(self._spec, key.partition, parameters.partition)
         admitted = admission.admit(admission.replica(self._spec, partition), parameters)
-        value = value_of(admitted, key, parameters)
+        value = value_of(admitted, key, parameters, from_memory=from_memory)
         replica_info = admission.replica_info(admitted)
         if value is None:
             raise Refused(miss(admitted, self._spec, key.plain, parameters.as_of_ms), replica_info.source)

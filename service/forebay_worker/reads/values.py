@@ -17,6 +17,7 @@ from forebay.wire.batches import require_size
 from forebay.wire.parameters import ReadParameters
 from forebay_worker.reads.located_keys import KeyForm
 from forebay_worker.reads.staleness_check import Admitted
+from forebay_worker.state.rocksdb import NotInMemory, RocksDbStore
 
 log = logging.getLogger(__name__)
 
@@ -123,16 +124,23 @@ def scanned_in_chunks(
         raise _unreadable(admitted, store, error) from error
 
 
-def value_of(admitted: Admitted, key: KeyForm, parameters: ReadParameters) -> bytes | None:
+def value_of(
+    admitted: Admitted, key: KeyForm, parameters: ReadParameters, *, from_memory: bool = False
+) -> bytes | None:
     """The value of a key, at the requested time if it has versions, of the highest order if it has orders.
 
-    Raises ``NotReady``.
+    Raises ``NotReady``, and if it is to be ``from_memory`` ``NotInMemory``. Versions and orders are scanned for,
+    which may read from disk all the same.
     """
     if admitted.view.spec.stored_keys.times:
         return _version(admitted, key.plain, parameters)
     store = admitted.view.store
     try:
+        if from_memory and isinstance(store, RocksDbStore):
+            return store.get_from_memory(key.stored)
         return store.get(key.stored)
+    except NotInMemory:
+        raise
     except Exception as error:
         raise _unreadable(admitted, store, error) from error
 

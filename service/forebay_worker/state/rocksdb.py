@@ -72,6 +72,14 @@ def _walk(cursor: RdictIter, step: Callable[[], object]) -> Iterator[tuple[bytes
         cursor.status()
 
 
+class NotInMemory(Exception):
+    """What a read needs must be read from disk first."""
+
+    def __init__(self, store: RocksDbStore, key: bytes) -> None:
+        self.store = store
+        self.key = key
+
+
 class StoreSize(NamedTuple):
     """What a store takes: bytes of its files and of its write buffers, and RocksDB's estimate of its keys."""
 
@@ -142,6 +150,21 @@ class RocksDbStore:
         except Exception as error:
             _raise_if_damage(error)
             raise
+        return value
+
+    def get_from_memory(self, key: bytes) -> bytes | None:
+        """The same, but raises ``NotInMemory`` where a disk would have to be read."""
+        try:
+            found = cast("tuple[bool, bytes | None]", self._db.key_may_exist(key, fetch=True))
+            may_exist, value = found
+            if value is None and not may_exist:
+                # Said of damage too. If it is true, all that shows it is in memory.
+                return self.get(key)
+        except Exception as error:
+            _raise_if_damage(error)
+            raise
+        if value is None:
+            raise NotInMemory(self, key)
         return value
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:

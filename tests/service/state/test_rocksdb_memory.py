@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
-from forebay.state_store import CommittedOffset
+import pytest
+
+from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.stored_keys import USER_TAG
 from forebay.task_ids import TopicPartition
-from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.state.rocksdb import NotInMemory, RocksDbStore
 from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks.restore_process import write_sst
 
@@ -49,3 +51,49 @@ def test_stores_opened_again_read_through_the_shared_cache(tmp_path: Path) -> No
         assert again.get(key(n)) == b"x" * 1_000
     assert memory.block_cache_bytes - before > 900_000
     again.close()
+
+
+def test_memory_says_what_it_knows_and_nothing_else(tmp_path: Path) -> None:
+    """A missing key is one only if all that shows it could be read."""
+    first, _ = opened(tmp_path / "store")
+    for n in range(1_000):
+        first.put(key(n), b"%d" % n)
+    first.put(key(2_000), b"")
+    first.delete(key(5))
+    first.commit({TP: CommittedOffset(1)})
+    assert (first.get_from_memory(key(7)), first.get_from_memory(key(5))) == (b"7", None)
+    first.close()
+    store, _ = opened(tmp_path / "store")
+    for n in (500, 2_000):
+        with pytest.raises(NotInMemory) as missing:
+            store.get_from_memory(key(n))
+        assert (missing.value.store, missing.value.key) == (store, key(n))
+        store.get_many([key(n)])
+    assert (store.get_from_memory(key(500)), store.get_from_memory(key(2_000))) == (b"500", b"")
+    assert store.get_from_memory(key(3_000)) is None
+    store.close()
+
+
+def test_damage_under_a_missing_key_is_no_miss(tmp_path: Path) -> None:
+    first, _ = opened(tmp_path / "store")
+    for n in range(10_000):
+        first.put(key(2 * n), b"x" * 100)
+    first.commit({TP: CommittedOffset(1)})
+    first.close()
+    (file,) = (tmp_path / "store").glob("*.sst")
+    damaged = bytearray(file.read_bytes())
+    # Blocks of records. The first has the offset, and the last ones are needed to open the store.
+    begin, end = len(damaged) // 10, len(damaged) // 2
+    damaged[begin:end] = bytes(end - begin)
+    file.write_bytes(damaged)
+    store, _ = opened(tmp_path / "store")
+    refused = 0
+    for n in range(2_000, 4_000):
+        try:
+            assert store.get_from_memory(key(2 * n + 1)) is None
+        except NotInMemory as missing:
+            with pytest.raises(StoreCorrupted):
+                missing.store.get_many([missing.key])
+            refused += 1
+    # A Bloom filter lets about one of a hundred missing keys through to the blocks.
+    assert refused > 0

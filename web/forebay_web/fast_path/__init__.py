@@ -5,7 +5,7 @@ make up nearly all traffic. Anything not recognised with certainty falls through
 """
 
 from forebay_web.fast_path.guard import addressed, guarded
-from forebay_web.fast_path.pending import PendingResponse
+from forebay_web.fast_path.pending import OPEN, PendingResponse
 from forebay_web.fast_path.protocol import (
     FastPathProtocol,
     Handlers,
@@ -25,6 +25,7 @@ from forebay_web.fast_path.recogniser import (
 )
 
 __all__ = [
+    "OPEN",
     "FastPathProtocol",
     "Handlers",
     "KeyHandler",

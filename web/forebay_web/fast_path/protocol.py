@@ -327,6 +327,11 @@ class FastPathProtocol(SlowPathProtocol):
     def _lines(self, template: RequestTemplate) -> bytes:
         return self.origins.lines(template.origin)
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether the answer to an earlier request is not sent yet."""
+        return bool(self._pending)
+
     def pending(self, template: RequestTemplate) -> PendingResponse:
         """A place for a request's answer; the handler that returns it fills it later."""
         return PendingResponse(self, self._lines(template))
