@@ -19,7 +19,7 @@ from tests.support.running_query import store
 
 pytestmark = pytest.mark.spark
 
-PAGE = (Path(__file__).parents[2] / "docs" / "operators.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 WITH_ORDERS = "key-value with [latest_by](topology.md#the-highest-order)"
 STORES = {

@@ -1,4 +1,4 @@
-"""Values of the state have the JSON that ``docs/operators.md`` states, which the sink is tested with, too."""
+"""Values of the state have the JSON that ``docs/spark.md`` states, which the sink is tested with, too."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from forebay_tap.json_forms import json_form
 from forebay_tap.spark_checkpoint.data_types import parse_type
 from forebay_tap.spark_checkpoint.errors import StateUnsupported
 
-PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
+PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 NOON_US = 1_785_585_600_123_456
 """2026-08-01 12:00:00.123456Z, as the state keeps it."""
 IN_STATE: dict[str, tuple[Any, Any]] = {
