@@ -175,7 +175,7 @@ def _checked(layout: Layout, key: Column) -> Column:
         ),
     ]
     # A JSON key's texts were checked one by one.
-    if layout.spec.key == "string":
+    if layout.spec.key == "string" and layout.key:
         cases.append((~F.is_valid_utf8(key.cast("string")), _unreadable(*layout.key)))
     checked = key
     for wrong, finding in cases:

@@ -36,7 +36,7 @@ def cluster(brokers: Brokers, tmp_path: Path) -> Iterator[Cluster]:
 def leader_of_most(brokers: Brokers, topic: str) -> Broker:
     admin = AdminClient({"bootstrap.servers": brokers.url.removeprefix("kafka://")})
     partitions = admin.list_topics(topic, 10).topics[topic].partitions.values()
-    [(number, _)] = Counter(partition.leader for partition in partitions).max_common(1)
+    [(number, _)] = Counter(partition.leader for partition in partitions).most_common(1)
     return brokers.brokers[number - 1]
 
 
