@@ -36,6 +36,7 @@ _MIN_ROOM_BYTES = 64 << 10
 _MAX_AT_ONCE_S = 0.003
 """Why: a batch of keys without values takes some ten milliseconds, which are others' turns too."""
 _PATH = READ_ROUTES[0].path
+_LOOK_EVERY_S = 1.0
 
 
 class WorkerFastPath:
@@ -52,6 +53,9 @@ class WorkerFastPath:
             return parse_parameters(query, _KNOWN)
 
         self._parameters = parameters
+        self._looked_s = float("-inf")
+        self._asks_memory = False
+        """Whether memory is asked first, which takes a tenth of a read: not while all that was read is cached."""
 
     def key(self, template: RequestTemplate) -> KeyHandler:
         """Answers at once, or leaves it to the route."""
@@ -65,12 +69,14 @@ class WorkerFastPath:
 
     def _reading(self, template: RequestTemplate, prepared: KeyRead) -> KeyHandler:
         counts, took_us, bounds = self._counts, self._took_us, prepared.bounds
-        read = partial(prepared.answer, from_memory=True)
+        read, read_from_memory = prepared.answer, partial(prepared.answer, from_memory=True)
 
         def key(segment: bytes, protocol: FastPathProtocol) -> HttpAnswer | PendingResponse:
             begun_s = perf_counter()
+            if begun_s >= self._looked_s + _LOOK_EVERY_S:
+                self._looked_s, self._asks_memory = begun_s, self._worker.block_cache_is_full
             try:
-                answer = read(segment)
+                answer = read_from_memory(segment) if self._asks_memory else read(segment)
             except NotInMemory as missing:
                 return self._after_disk(missing, protocol, template, prepared, segment, begun_s)
             except Refused as refused:

@@ -172,6 +172,11 @@ class Worker:
         return None
 
     @property
+    def block_cache_is_full(self) -> bool:
+        """Whether state may be larger than the block cache that all stores share."""
+        return self._memory.block_cache_is_full
+
+    @property
     def block_cache_bytes(self) -> int:
         """How much of RocksDB's block cache is in use."""
         return self._memory.block_cache_bytes

@@ -15,6 +15,8 @@ _BLOOM_BITS_PER_KEY = 10
 _WRITE_BUFFER_BYTES_PER_STORE = 16 << 20
 _ARENA_BLOCK_BYTES = 64 << 10
 """Counted against the shared write buffers at the first record; a megabyte each would cause constant flushes."""
+_FULL = 0.8
+"""Of its capacity: the shards of a cache fill unevenly."""
 _MAX_LOG_FILE_BYTES = 128 << 10
 
 
@@ -37,12 +39,18 @@ class RocksDbMemory:
 
     def __init__(self, block_cache_bytes: int, write_buffer_bytes: int) -> None:
         self._cache = Cache(block_cache_bytes)
+        self._capacity_bytes = block_cache_bytes
         self._write_buffers = WriteBufferManager(write_buffer_bytes, False)
 
     @property
     def block_cache_bytes(self) -> int:
         """How much of the block cache is in use."""
         return int(self._cache.get_usage())
+
+    @property
+    def block_cache_is_full(self) -> bool:
+        """Whether what is read takes the place of something else: state may be larger than the cache."""
+        return self.block_cache_bytes >= _FULL * self._capacity_bytes
 
     def options(self) -> Options:
         """Options of a store that uses the shared memory."""
