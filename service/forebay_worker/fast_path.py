@@ -36,7 +36,7 @@ _MIN_ROOM_BYTES = 64 << 10
 _MAX_AT_ONCE_S = 0.003
 """Why: a batch of keys without values takes some ten milliseconds, which are others' turns too."""
 _PATH = READ_ROUTES[0].path
-_LOOK_EVERY_S = 1.0
+_CACHE_CHECK_INTERVAL_S = 1.0
 
 
 class WorkerFastPath:
@@ -53,7 +53,7 @@ class WorkerFastPath:
             return parse_parameters(query, _KNOWN)
 
         self._parameters = parameters
-        self._looked_s = float("-inf")
+        self._cache_checked_s = float("-inf")
         self._asks_memory = False
         """Whether memory is asked first, which takes a tenth of a read: not while all that was read is cached."""
 
@@ -73,8 +73,8 @@ class WorkerFastPath:
 
         def key(segment: bytes, protocol: FastPathProtocol) -> HttpAnswer | PendingResponse:
             begun_s = perf_counter()
-            if begun_s >= self._looked_s + _LOOK_EVERY_S:
-                self._looked_s, self._asks_memory = begun_s, self._worker.block_cache_is_full
+            if begun_s >= self._cache_checked_s + _CACHE_CHECK_INTERVAL_S:
+                self._cache_checked_s, self._asks_memory = begun_s, self._worker.block_cache_is_full
             try:
                 answer = read_from_memory(segment) if self._asks_memory else read(segment)
             except NotInMemory as missing:
