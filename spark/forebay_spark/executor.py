@@ -58,9 +58,10 @@ class Target:
 
 
 def append_rows(target: Target) -> Callable[[Batches], Batches]:
-    """A ``mapInArrow`` function: appends records that are sorted by partition and key, and yields what it wrote.
+    """A ``mapInArrow`` function: appends records and yields what it wrote.
 
-    Each partition's rows and marker commit in one transaction; raises ``WriteRefused``.
+    They come partition by partition, with a key's rows together, and ``END`` after the last one. Each
+    partition's rows and marker commit in one transaction. Raises ``WriteRefused``.
     """
 
     def run(batches: Batches) -> Batches:

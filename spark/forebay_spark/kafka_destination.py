@@ -15,7 +15,7 @@ from forebay.errors import SinkError
 from forebay.store_spec import StoreSpec
 from forebay_spark.destinations import BatchId, refusing
 from forebay_spark.executor import several_rows
-from forebay_spark.records import with_headers
+from forebay_spark.records import kafka_records
 
 if TYPE_CHECKING:
     from forebay_changelog.kafka.changelog import KafkaChangelog
@@ -83,7 +83,7 @@ class KafkaDestination:
                 kept.unpersist()
 
     def _send(self, records: DataFrame, spec: StoreSpec) -> None:
-        writer = with_headers(records, spec).write.format("kafka").options(**self._options)
+        writer = kafka_records(records, spec).write.format("kafka").options(**self._options)
         refusing(spec, writer.option("topic", spec.topic).save)
 
 

@@ -84,8 +84,8 @@ class RecordColumns:
         return F.udf(lambda key: partitioner.partition(bytes(key), partitions), T.IntegerType())(plain)
 
 
-def with_headers(records: DataFrame, spec: StoreSpec) -> DataFrame:
-    """Records for Spark's own Kafka sink, which sets no timestamps and takes no keys apart.
+def kafka_records(records: DataFrame, spec: StoreSpec) -> DataFrame:
+    """The columns for Spark's own Kafka sink, which sets no timestamps: ``headers`` where a record needs any.
 
     A version's valid-from travels in a header. So does the deletion of a key with an order, whose tombstone
     would be compacted away before what it is to supersede.

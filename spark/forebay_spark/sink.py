@@ -27,7 +27,7 @@ from forebay_spark.fill import FILL_PREFIX, FillResult, IfWritten, fill
 from forebay_spark.kind_columns import columns_of
 from forebay_spark.plan import has_one_row_a_key, holds_records_back
 from forebay_spark.query_runs import QUERY_RUNS, QueryRun
-from forebay_spark.records import RecordColumns, with_headers
+from forebay_spark.records import RecordColumns, kafka_records
 from forebay_spark.session_listeners import SESSION_LISTENERS
 from forebay_spark.sink_writer import SinkWriter, complete_mode
 from forebay_spark.store_writer import SinkLog, StoreWriter
@@ -36,7 +36,7 @@ from forebay_spark.write import Write, attempt, current_run
 log = logging.getLogger(__name__)
 
 _MIN_SPARK = (4, 0)
-_BY_VALUE = (*(record_headers, record_orders, checksums, log_file, writers, batches, executor),)
+_BY_VALUE = (record_headers, record_orders, checksums, log_file, writers, batches, executor)
 
 
 class Sink:
@@ -186,10 +186,10 @@ class Sink:
             query = writer.option("checkpointLocation", "…").start()
             sink.heartbeats(query, "carrier_delays")
 
-        The columns are ``key``, ``value``, ``partition`` and, for versioned stores and those with ``latest_by``,
-        ``headers``. Rows that cannot
-        be written fail the query. Nothing refuses a second query of the same store, nor one that goes on into a
-        log that has nothing of it. Raises ``SinkError``.
+        The columns are ``partition``, ``key``, ``value`` and, for versioned stores and those with ``latest_by``,
+        ``headers``. Through Spark Connect, ``partition`` is left to Kafka's producer where that finds it. Rows
+        that cannot be written fail the query. Nothing refuses a second query of the same store, nor one that goes on
+        into a log that has nothing of it. Raises ``SinkError``.
         """
         spec = self._spec(store)
         self._check_codecs(spec)
@@ -201,7 +201,7 @@ class Sink:
             )
         session = df.sparkSession
         by_producer = spec.partitioner == "murmur2" and not hasattr(session, "_jsparkSession")
-        return with_headers(RecordColumns(layout, session, by_producer).of(df), spec)
+        return kafka_records(RecordColumns(layout, session, by_producer).of(df), spec)
 
     def heartbeats(self, query: StreamingQuery, store: str, *, writer: str | None = None) -> None:
         """Give age to a store that a query writes without this sink, until the query ends.

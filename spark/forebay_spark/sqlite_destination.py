@@ -58,7 +58,8 @@ class SqliteDestination:
             rows.unpersist()
 
     def _in_tasks(self, records: DataFrame, spec: StoreSpec, batch: BatchId) -> DataFrame:
-        """The records as tasks append them: each has whole partitions, one after the other, by key and order."""
+        """The records as tasks append them: each has whole partitions, one after the other, with a key's rows
+        together and in order."""
         # No more tasks than cores: each costs some 20 ms.
         tasks = min(spec.partitions, records.sparkSession.sparkContext.defaultParallelism)
         placing, ends = self._placing(records.sparkSession, tasks)
