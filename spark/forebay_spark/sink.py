@@ -188,8 +188,8 @@ class Sink:
 
         The columns are ``partition``, ``key``, ``value`` and, for versioned stores and those with ``latest_by``,
         ``headers``. Through Spark Connect, ``partition`` is left to Kafka's producer where that finds it. Rows
-        that cannot be written fail the query. Nothing refuses a second query of the same store, nor one that goes on
-        into a log that has nothing of it. Raises ``SinkError``.
+        that cannot be written fail the query. Nothing refuses a second query of the same store, nor one that goes
+        on into a log that has nothing of it. Raises ``SinkError``.
         """
         spec = self._spec(store)
         self._check_codecs(spec)

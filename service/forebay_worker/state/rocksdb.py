@@ -156,14 +156,15 @@ class RocksDbStore:
         """The same, but raises ``NotInMemory`` where a disk would have to be read."""
         try:
             found = cast("tuple[bool, bytes | None]", self._db.key_may_exist(key, fetch=True))
-            may_exist, value = found
-            if value is None and not may_exist:
-                # Said of damage too. If it is true, all that shows it is in memory.
-                return self.get(key)
         except Exception as error:
             _raise_if_damage(error)
             raise
-        if value is None:
+        may_exist, value = found
+        if not may_exist:
+            # Said of damage too. If it is true, all that shows it is in memory.
+            return self.get(key)
+        # An empty value is also what RocksDB makes of an index that is not in memory, or damaged.
+        if not value:
             raise NotInMemory(self, key)
         return value
 

@@ -69,8 +69,29 @@ def test_memory_says_what_it_knows_and_nothing_else(tmp_path: Path) -> None:
             store.get_from_memory(key(n))
         assert (missing.value.store, missing.value.key) == (store, key(n))
         store.get_many([key(n)])
-    assert (store.get_from_memory(key(500)), store.get_from_memory(key(2_000))) == (b"500", b"")
+    assert store.get_from_memory(key(500)) == b"500"
     assert store.get_from_memory(key(3_000)) is None
+    store.close()
+
+
+def test_memory_gives_no_other_value_than_the_store_has(tmp_path: Path) -> None:
+    """Whatever of it is in memory: records, and parts of filters and indices."""
+    rows = [(key(2 * n), b"%d" % n) for n in range(100_000)]
+    write_sst(tmp_path / "restored.sst", [rows], TP, CommittedOffset(1))
+    store, _ = opened(tmp_path / "restored")
+    store.ingest(tmp_path / "restored.sst", TP, CommittedOffset(1))
+    store.close()
+    store, _ = opened(tmp_path / "restored")
+    answered = 0
+    for n in range(500, 199_000, 77):
+        expected = b"%d" % (n // 2) if n % 2 == 0 else None
+        try:
+            assert store.get_from_memory(key(n)) == expected
+            answered += 1
+        except NotInMemory:
+            assert store.get_many([key(n)]) == [expected]
+            assert store.get_from_memory(key(n)) == expected
+    assert answered > 500
     store.close()
 
 
