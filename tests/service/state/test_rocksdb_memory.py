@@ -1,5 +1,6 @@
 """The memory that stores share: what their reads bring into it."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,34 @@ def test_memory_gives_no_other_value_than_the_store_has(tmp_path: Path) -> None:
             assert store.get_many([key(n)]) == [expected]
             assert store.get_from_memory(key(n)) == expected
     assert answered > 500
+    store.close()
+
+
+def test_memory_gives_no_older_value_whatever_was_evicted(tmp_path: Path) -> None:
+    """Newer files replace and delete what older ones have, and the cache holds some blocks of each."""
+    chance, keys, memory = random.Random(1), 60_000, RocksDbMemory(1 << 20, 4 << 20)
+    store = RocksDbStore("counts", tmp_path / "store", memory.options())
+    content = {}
+    for name, step in (("old", 1), ("newer", 3)):
+        rows = [(key(n), b"%b%d" % (name.encode(), n)) for n in range(0, keys, step)]
+        write_sst(tmp_path / f"{name}.sst", [rows], TP, CommittedOffset(step))
+        store.ingest(tmp_path / f"{name}.sst", TP, CommittedOffset(step))
+        content |= dict(rows)
+    for n in range(0, keys, 7):
+        store.delete(key(n))
+        content.pop(key(n))
+    store.commit({TP: CommittedOffset(9)})
+    store.close()
+    store = RocksDbStore("counts", tmp_path / "store", memory.options())
+    answered = 0
+    for _ in range(20_000):
+        drawn = key(chance.randrange(keys if chance.random() < 0.7 else 1_000))
+        try:
+            assert store.get_from_memory(drawn) == content.get(drawn)
+            answered += 1
+        except NotInMemory:
+            assert store.get_many([drawn]) == [content.get(drawn)]
+    assert 1_000 < answered < 19_000
     store.close()
 
 
