@@ -91,8 +91,8 @@ class Terminal:
 
     @property
     def tables(self) -> list[str]:
-        """The tables that were shown in full."""
-        return self.text.split("tasks: role")[1:-1]
+        """The tables that were shown in full, without the findings below them, which name absent workers too."""
+        return [table.split("└")[0] for table in self.text.split("tasks: role")[1:-1]]
 
     @property
     def text(self) -> str:
