@@ -244,6 +244,7 @@ async def _read(
     segment = None if key is None else key.encode("ascii")
     if route.scan is None:
         assert segment is not None
+        await worker.reads.bring(store, segment, parameters)
         return worker.reads.key(store, parameters).answer(segment)
     frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
     requested_page_bytes = request.headers.get("forebay-page-bytes", "")

@@ -36,7 +36,6 @@ _MIN_ROOM_BYTES = 64 << 10
 _MAX_AT_ONCE_S = 0.003
 """Why: a batch of keys without values takes some ten milliseconds, which are others' turns too."""
 _PATH = READ_ROUTES[0].path
-_CACHE_CHECK_INTERVAL_S = 1.0
 
 
 class WorkerFastPath:
@@ -53,9 +52,6 @@ class WorkerFastPath:
             return parse_parameters(query, _KNOWN)
 
         self._parameters = parameters
-        self._cache_checked_s = float("-inf")
-        self._asks_memory = False
-        """Whether memory is asked first, which takes a tenth of a read: not while all that was read is cached."""
 
     def key(self, template: RequestTemplate) -> KeyHandler:
         """Answers at once, or leaves it to the route."""
@@ -69,14 +65,13 @@ class WorkerFastPath:
 
     def _reading(self, template: RequestTemplate, prepared: KeyRead) -> KeyHandler:
         counts, took_us, bounds = self._counts, self._took_us, prepared.bounds
+        reads_disk = self._worker.disk_reads.are_likely
         read, read_from_memory = prepared.answer, partial(prepared.answer, from_memory=True)
 
         def key(segment: bytes, protocol: FastPathProtocol) -> HttpAnswer | PendingResponse:
             begun_s = perf_counter()
-            if begun_s >= self._cache_checked_s + _CACHE_CHECK_INTERVAL_S:
-                self._cache_checked_s, self._asks_memory = begun_s, self._worker.block_cache_is_full
             try:
-                answer = read_from_memory(segment) if self._asks_memory else read(segment)
+                answer = read_from_memory(segment) if reads_disk() else read(segment)
             except NotInMemory as missing:
                 return self._after_disk(missing, protocol, template, prepared, segment, begun_s)
             except Refused as refused:
@@ -156,6 +151,8 @@ class WorkerFastPath:
             reads = self._worker.reads
             spec = reads.batch_spec(request.template.store, parameters)
             located = reads.locate(spec, keys.values, parameters)
+            if not reads.are_in_memory(spec, located, parameters):
+                return None
             batched = Batched.of(located)
             for taken_bytes in reads.batching(batched, spec, located, parameters):
                 if taken_bytes > MAX_AT_ONCE_BYTES or perf_counter() - begun_s > _MAX_AT_ONCE_S:

@@ -90,7 +90,9 @@ class WorkerMetrics(Collector):
         for path, histogram in sorted(self.answer_us.items()):
             histogram.add_to(took, [path], 1_000_000)
         from_disk = CounterMetricFamily(
-            "forebay_disk_reads", "Reads of a key that read it from disk, by store.", labels=["store"]
+            "forebay_disk_reads",
+            "Keys and beginnings of lists read from disk, by store.",
+            labels=["store"],
         )
         for store, count in list(self._worker.disk_reads.counts.items()):
             from_disk.add_metric([store], count)

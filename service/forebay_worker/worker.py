@@ -110,12 +110,12 @@ class Worker:
             self.membership.member,
             self._ceiling,
         )
-        self.reads = Reads(self.admission, settings.max_answer_bytes)
-        self.scans = Scans(self.admission)
+        self.disk_reads = DiskReads(lambda: self._memory.block_cache_is_full)
+        self.reads = Reads(self.admission, settings.max_answer_bytes, self.disk_reads)
+        self.scans = Scans(self.admission, self.disk_reads)
         self.limits = limits
         self.waits = BoundedWaits(self.limits.waiting)
         self.streams = EventStreams(self.limits.streams)
-        self.disk_reads = DiskReads()
         self.incarnation = self._directory.next_incarnation(int(epoch_ms()))
         self._sequence = itertools.count(1)
         self.draining = False
@@ -170,11 +170,6 @@ class Worker:
                 return NotReady(f"{len(behind)} replicas are not caught up yet.", retry_after_s=1, behind=behind)
             self._was_ready = True
         return None
-
-    @property
-    def block_cache_is_full(self) -> bool:
-        """Whether state may be larger than the block cache that all stores share."""
-        return self._memory.block_cache_is_full
 
     @property
     def block_cache_bytes(self) -> int:

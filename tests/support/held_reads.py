@@ -11,6 +11,7 @@ from forebay.streams_metadata import StreamsMetadataState
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology_file import parse_topology
 from forebay.wire.parameters import ReadParameters
+from forebay_worker.reads.disk_reads import DiskReads
 from forebay_worker.reads.keys import Batched, Reads
 from forebay_worker.reads.staleness_check import Admission
 from forebay_worker.state.rocksdb import RocksDbStore
@@ -18,6 +19,8 @@ from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks.replica import Replica
 
 MEBIBYTE = 1 << 20
+IN_MEMORY = DiskReads(lambda: False)
+"""Of reads that need no disk."""
 
 
 def held(directory: Path, partition: int = 0, **of_the_store: object) -> tuple[Admission, Replica]:

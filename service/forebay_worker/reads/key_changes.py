@@ -53,6 +53,7 @@ class KeyChanges:
         require_followed(self._spec)
         self._key = reads.key_forms(store, parameters)(segment)
         self._partition = admission.agreed_partition(self._spec, self._key.partition, parameters.partition)
+        self._segment = segment
         self._parameters = parameters
         self._wait_ms = wait_ms
         self._resuming = resuming
@@ -98,6 +99,8 @@ class KeyChanges:
         until = boot_ms() + self._wait_ms
         with self._waits.one(self._peer) as pause:
             while True:
+                if self._stale:
+                    await self._reads.bring(self._spec.name, self._segment, self._parameters)
                 try:
                     return self._lookup(replica)
                 except Refused as refused:

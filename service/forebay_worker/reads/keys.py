@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from forebay.errors import AnswerTooLarge, NotReady, Problem
 from forebay.event_loop_turns import in_turns
 from forebay.lag import Tolerance
+from forebay.state_store import StateStore
 from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.store_spec import StoreSpec
 from forebay.wire.answers import MAX_ANSWER_BYTES, EncodedReplicaInfo, HttpAnswer, problem_answer
@@ -20,10 +21,11 @@ from forebay.wire.batches import BatchKeys, KeyResult, key_result, read_plain, r
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.scans import require_kind
 from forebay_web.limits import Held
+from forebay_worker.reads.disk_reads import DiskReads, not_in_memory
 from forebay_worker.reads.located_keys import KeyForm, KeyForms, LocatedKeys, key_forms, without_repeats
 from forebay_worker.reads.misses import miss, why_unproven
 from forebay_worker.reads.staleness_check import Admission, Refused
-from forebay_worker.reads.values import key_document, key_documents, require_versions, value_of, values_of
+from forebay_worker.reads.values import key_document, key_documents, require_versions, sought, value_of, values_of
 from forebay_worker.tasks.replica import Replica
 
 
@@ -90,8 +92,9 @@ class KeyRead:
 class Reads:
     """Answers reads of the replicas that this worker holds."""
 
-    def __init__(self, admission: Admission, max_answer_bytes: int) -> None:
+    def __init__(self, admission: Admission, max_answer_bytes: int, disk_reads: DiskReads) -> None:
         self._admission = admission
+        self._disk_reads = disk_reads
         self._max_answer_bytes = max_answer_bytes
         stores = admission.stores
         self._key_forms = {name: key_forms(spec, len(stores)) for name, spec in stores.items()}
@@ -107,6 +110,13 @@ class Reads:
         """The prepared read for ``GET /v1/stores/{store}/keys/{key}``; raises ``Problem``."""
         spec = parameters.written(self._admission.spec(store))
         return KeyRead(self._admission, spec, self.key_forms(store, parameters), parameters)
+
+    async def bring(self, store: str, segment: bytes, parameters: ReadParameters) -> None:
+        """Return once memory knows of the key that is to be read; raises ``Problem`` as the read would."""
+        key = self.key_forms(store, parameters)(segment)
+        spec = self._admission.spec(store)
+        partition = self._admission.agreed_partition(spec, key.partition, parameters.partition)
+        await self._disk_reads.bring(self._sought(spec, partition, [key.plain], parameters))
 
     def lookup(self, replica: Replica, key: KeyForm, parameters: ReadParameters) -> Found:
         """A replica's result for a key, including a proven miss; raises ``Refused``."""
@@ -158,9 +168,31 @@ class Reads:
         only: Set[int] | None = None,
     ) -> Batched:
         """The same for keys of any number and values of any size, held in ``memory`` from when they are read."""
+        await self._disk_reads.bring(
+            one
+            for partition, (_, plains) in located.at(only)
+            for one in self._sought(spec, partition, plains, parameters)
+        )
         batched = Batched.of(located)
         await in_turns(_holding(memory, self.batching(batched, spec, located, parameters, only)))
         return batched
+
+    def are_in_memory(self, spec: StoreSpec, located: LocatedKeys, parameters: ReadParameters) -> bool:
+        """Whether all of a small batch's keys can be read without a disk."""
+        return not self._disk_reads.are_likely() or all(
+            not_in_memory(store, key) is None
+            for partition, (_, plains) in located.at(None)
+            for store, key in self._sought(spec, partition, plains, parameters)
+        )
+
+    def _sought(
+        self, spec: StoreSpec, partition: int, plains: list[bytes], parameters: ReadParameters
+    ) -> Iterator[tuple[StateStore, bytes]]:
+        """Where the reads of one partition's keys begin, if it has a replica here."""
+        replica = self._admission.held(spec, partition)
+        if replica is not None:
+            store, keys = replica.view.store, replica.spec.stored_keys
+            yield from ((store, sought(keys, plain, parameters)) for plain in plains)
 
     def batching(
         self,

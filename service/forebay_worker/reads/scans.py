@@ -9,6 +9,7 @@ from forebay.clock import boot_ms
 from forebay.errors import BadParameter, NoReplica, NotHostedHere
 from forebay.event_loop_turns import in_turns
 from forebay.lag import Lag
+from forebay.state_store import StateStore
 from forebay.wire.answer_aging import bounds_exceeded
 from forebay.wire.answers import (
     JSON_HEAD,
@@ -32,6 +33,7 @@ from forebay.wire.scan_pages import (
 )
 from forebay.wire.scans import Cursor, Scan, ScanRoute, make_scan, scan_head
 from forebay_web.large_answers import MAX_AT_ONCE_BYTES, LargeAnswer
+from forebay_worker.reads.disk_reads import DiskReads
 from forebay_worker.reads.misses import why_unproven
 from forebay_worker.reads.staleness_check import Admission, Admitted
 from forebay_worker.reads.values import Entries, latest_entries, oldest_version, scanned_in_chunks
@@ -45,8 +47,9 @@ _MAX_SCANNED = 10_000
 class Scans:
     """Answers the list routes from the replicas that this worker holds."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, disk_reads: DiskReads) -> None:
         self._admission = admission
+        self._disk_reads = disk_reads
 
     async def answer(
         self,
@@ -70,6 +73,7 @@ class Scans:
         read_boot_ms: list[float] = []
         for partition in self._partitions(scan, cursor, parameters):
             page = ScanPage()
+            await self._disk_reads.bring(self._beginning(scan, partition, cursor))
             await in_turns(self._reading(page, read_boot_ms, scan, partition, cursor, parameters, page_bytes))
             pages.append(page)
         tolerance = self._admission.tolerance(scan.spec, parameters)
@@ -111,6 +115,14 @@ class Scans:
             # Without any replica nothing is known, also not how far behind that is.
             raise NoReplica(f"No partition of this list of {spec.name!r} is held here.", store=spec.name)
         return held
+
+    def _beginning(self, scan: Scan, partition: int, cursor: Cursor | None) -> list[tuple[StateStore, bytes]]:
+        """Where a page begins to read; what follows there RocksDB reads ahead."""
+        replica = self._admission.held(scan.spec, partition)
+        if replica is None or scan.reverse:
+            return []
+        start, _ = _range(scan, cursor)
+        return [(replica.view.store, start)]
 
     def _reading(
         self,
@@ -159,7 +171,7 @@ def _read_page(
     page: ScanPage, scan: Scan, admitted: Admitted, cursor: Cursor | None, limit: int, page_bytes: int
 ) -> Iterator[None]:
     """Read the next matching items into a page, at most this many; fewer if they are large or sparse."""
-    start, end = (scan.start, scan.end) if cursor is None else scan.after(cursor.last)
+    start, end = _range(scan, cursor)
     if scan.route.store_kind.keeps_versions and scan.plain is not None:
         start = max(start, oldest_version(admitted, scan.plain) or start)
     oldest_ms = admitted.replica.view.oldest_kept_ms
@@ -182,6 +194,11 @@ def _read_page(
         # One more than requested shows that there is more.
         page.keys, page.items = page.keys[:limit], page.items[:limit]
         page.last = page.keys[-1]
+
+
+def _range(scan: Scan, cursor: Cursor | None) -> tuple[bytes, bytes]:
+    """The stored keys, half-open, that are left to be read."""
+    return (scan.start, scan.end) if cursor is None else scan.after(cursor.last)
 
 
 def _entries(scan: Scan, admitted: Admitted, start: bytes, end: bytes, limit: int) -> Iterable[Entries]:

@@ -129,20 +129,30 @@ def value_of(
 ) -> bytes | None:
     """The value of a key, at the requested time if it has versions, of the highest order if it has orders.
 
-    Raises ``NotReady``, and if it is to be ``from_memory`` ``NotInMemory``. Versions and orders are scanned for,
-    which may read from disk all the same.
+    Raises ``NotReady``, and if it is to be ``from_memory`` ``NotInMemory``.
     """
-    if admitted.view.spec.stored_keys.times:
-        return _version(admitted, key.plain, parameters)
-    store = admitted.view.store
+    store, keys = admitted.view.store, admitted.view.spec.stored_keys
     try:
         if from_memory and isinstance(store, RocksDbStore):
-            return store.get_from_memory(key.stored)
-        return store.get(key.stored)
+            value = store.get_from_memory(sought(keys, key.plain, parameters) if keys.times else key.stored)
+            if not keys.times:
+                return value
+        elif not keys.times:
+            return store.get(key.stored)
     except NotInMemory:
         raise
     except Exception as error:
         raise _unreadable(admitted, store, error) from error
+    return _version(admitted, key.plain, parameters)
+
+
+def sought(keys: StoredKeys, plain: bytes, parameters: ReadParameters) -> bytes:
+    """The stored key at which the read of a key's value begins."""
+    if not keys.times:
+        return keys.prefix(plain)
+    if parameters.as_of_ms is None:
+        return keys.prefix(plain) + _HIGHEST
+    return keys.stored(plain, parameters.as_of_ms)
 
 
 def _version(admitted: Admitted, plain: bytes, parameters: ReadParameters) -> bytes | None:

@@ -20,17 +20,19 @@ _FULL = 0.8
 _MAX_LOG_FILE_BYTES = 128 << 10
 
 
-def filtered_blocks() -> BlockBasedOptions:
-    """Blocks with a Bloom filter for each file, so that a miss reads hardly any.
+def block_options(*, by_range: bool = False) -> BlockBasedOptions:
+    """Blocks of a store, with a Bloom filter for each file, so that a miss reads hardly any.
 
     Filter and index of a file are cut into blocks like its records, with a small index of their own. In one piece
     they would take megabytes of the cache at once, and where the state is larger than the cache push out what is
-    read often.
+    read often. Where entries are read ``by_range``, since times follow keys, no filter helps. Without one, a get
+    of a range's first key reads the blocks in which the range begins.
     """
     table = BlockBasedOptions()
     table.set_index_type(BlockBasedIndexType.two_level_index_search())
-    table.set_partition_filters(True)
-    table.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
+    if not by_range:
+        table.set_partition_filters(True)
+        table.set_bloom_filter(_BLOOM_BITS_PER_KEY, False)
     return table
 
 
@@ -52,9 +54,9 @@ class RocksDbMemory:
         """Whether what is read takes the place of something else: state may be larger than the cache."""
         return self.block_cache_bytes >= _FULL * self._capacity_bytes
 
-    def options(self) -> Options:
-        """Options of a store that uses the shared memory."""
-        table = filtered_blocks()
+    def options(self, *, by_range: bool = False) -> Options:
+        """Options of a store that uses the shared memory; ``by_range`` as of ``block_options``."""
+        table = block_options(by_range=by_range)
         table.set_block_cache(self._cache)
         table.set_cache_index_and_filter_blocks(True)
         table.set_pin_l0_filter_and_index_blocks_in_cache(True)

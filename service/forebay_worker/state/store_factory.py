@@ -102,7 +102,7 @@ class StoreFactory:
         if not existed:
             self._forget_offsets(path, TopicPartition(spec.topic, task.partition))
         try:
-            return RocksDbStore(spec.name, path, self.memory.options()), existed
+            return RocksDbStore(spec.name, path, self.memory.options(by_range=spec.stored_keys.times > 0)), existed
         except StoreCorrupted:
             raise
         except Exception as error:

@@ -19,7 +19,7 @@ async def test_the_loop_goes_on_while_a_disk_is_read():
             assert go_on.wait(20)
             raise OSError("the disk is gone")
 
-    reads = DiskReads()
+    reads = DiskReads(lambda: True)
     try:
         reads.begin(NotInMemory(Slow(), b"k"), read.set)  # type: ignore[arg-type]
         for _ in range(100):

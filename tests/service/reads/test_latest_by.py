@@ -14,7 +14,7 @@ from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
 from forebay_worker.reads.staleness_check import Refused
 from forebay_worker.tasks.replica import Replica
-from tests.support.held_reads import MEBIBYTE, batch_of, held
+from tests.support.held_reads import IN_MEMORY, MEBIBYTE, batch_of, held
 
 ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
 
@@ -31,7 +31,7 @@ async def test_key_is_listed_once_despite_a_higher_order_midway(tmp_path: Path, 
     admission, replica = held(tmp_path, latest_by="lsn")
     put(replica, *((b"%d" % key, order, b"%d" % order) for key in range(6) for order in range(5)))
     put(replica, (b"2", 9, None), (b"k", 10_000, None))
-    scans, cursor, found = Scans(admission), None, []
+    scans, cursor, found = Scans(admission, IN_MEMORY), None, []
     while True:
         parameters = ReadParameters(reverse=reverse, limit=2, cursor=cursor)
         document = json.loads((await scans.answer(ENTRIES, "counts", None, parameters, frames=False)).body)
@@ -51,7 +51,7 @@ async def test_prefix_lists_exactly_its_keys(tmp_path: Path):
     put(replica, *((key, 1, b"1") for key in (b"a", b"a\x00", b"a\x00b", b"ab", b"b")), (b"k", 10_000, None))
     for prefix, expected in ((b"a\x00", ["a\0", "a\0b"]), (b"a", ["a", "a\0", "a\0b", "ab"]), (b"c", [])):
         parameters = ReadParameters(prefix=prefix)
-        answer = await Scans(admission).answer(ENTRIES, "counts", None, parameters, frames=False)
+        answer = await Scans(admission, IN_MEMORY).answer(ENTRIES, "counts", None, parameters, frames=False)
         assert [entry["key"] for entry in json.loads(answer.body)["entries"]] == expected
 
 
@@ -59,7 +59,7 @@ def test_highest_order_decides_a_keys_value(tmp_path: Path):
     """A tombstone of the highest order is a miss."""
     admission, replica = held(tmp_path, latest_by="lsn")
     put(replica, (b"a", 2**63 - 1, b"3"), (b"a", 5, b"2"), (b"b", -1, b"1"), (b"b", 7, None))
-    reads = Reads(admission, MEBIBYTE)
+    reads = Reads(admission, MEBIBYTE, IN_MEMORY)
     read = reads.key("counts", ReadParameters())
     assert json.loads(read.answer(b"a").body)["value"] == 3
     with pytest.raises(Refused, match='has no key "b"'):

@@ -16,6 +16,7 @@ from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.staleness_check import Admission, Refused
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.replica import Replica
+from tests.support.held_reads import IN_MEMORY
 
 TOPOLOGY = parse_topology(
     {"application_id": "a", "subtopology": [{"name": "t", "partitions": 1, "store": [{"name": "s"}]}]}
@@ -44,7 +45,7 @@ class Copy:
         metadata = StreamsMetadataState(TOPOLOGY.stores)
         tasks = SimpleNamespace(replicas={("s", 0): self.replica}, doubts={})
         membership = SimpleNamespace(lease_until_boot_ms=inf)
-        self._reads = Reads(Admission(TOPOLOGY, metadata, "h:1", tasks, membership), 1 << 20)
+        self._reads = Reads(Admission(TOPOLOGY, metadata, "h:1", tasks, membership), 1 << 20, IN_MEMORY)
 
     def begin(self, records: int) -> None:
         progress = self.replica.view.progress

@@ -24,7 +24,7 @@ from forebay_web.routes import READ_ROUTES
 from forebay_worker.reads import scans
 from forebay_worker.reads.scans import Scans
 from forebay_worker.reads.staleness_check import Admission, Refused
-from tests.support.held_reads import held
+from tests.support.held_reads import IN_MEMORY, held
 
 SIZE_MS = 1_000
 
@@ -35,7 +35,7 @@ async def listed(admission: Admission, items: str, query: str, key: bytes | None
     route: ScanRoute = next(route for route in SCAN_ROUTES if route.items == items and route.keyed is keyed)
     known = next(read.parameters for read in READ_ROUTES if read.scan == route)
     parameters = parse_parameters(query.encode(), known | {"partition"})
-    answer = await Scans(admission).answer(route, "counts", key, parameters, frames=False)
+    answer = await Scans(admission, IN_MEMORY).answer(route, "counts", key, parameters, frames=False)
     return json.loads(b"".join(answer.parts) if isinstance(answer, LargeAnswer) else answer.body)
 
 
@@ -178,10 +178,10 @@ async def test_one_keys_list_ignores_other_keys_in_its_cursor(tmp_path):
             futures = ReadParameters(reverse=reverse)
             cursor = Cursor(make_scan(route, replica.spec, b"k", futures).digest, last).encode()
             parameters = replace(futures, cursor=cursor)
-            answer = await Scans(admission).answer(route, "counts", b"k", parameters, frames=False)
+            answer = await Scans(admission, IN_MEMORY).answer(route, "counts", b"k", parameters, frames=False)
             assert b"another key" not in answer.body
     with pytest.raises(BadParameter, match="The key is in partition 0, not 1"):
-        await Scans(admission).answer(route, "counts", b"k", ReadParameters(partition=1), frames=False)
+        await Scans(admission, IN_MEMORY).answer(route, "counts", b"k", ReadParameters(partition=1), frames=False)
     raw = msgpack.packb((scan.digest, b"\x01", None, (float("inf"),)))
     with pytest.raises(BadParameter, match="cursor is invalid"):
         Cursor.decode(base64.urlsafe_b64encode(raw).decode(), scan)

@@ -27,13 +27,17 @@ from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
 from forebay_worker.reads.staleness_check import Admission, Refused
 from forebay_worker.tasks.replica import Replica
-from tests.support.held_reads import batch_of, held
+from tests.support.held_reads import IN_MEMORY, batch_of, held
 
 ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
 
 
 def read(admission: Admission, query: str = "", key: bytes = b"k") -> HttpAnswer:
-    return Reads(admission, 1 << 20).key("counts", parse_parameters(query.encode(), KEY_PARAMETERS)).answer(key)
+    return (
+        Reads(admission, 1 << 20, IN_MEMORY)
+        .key("counts", parse_parameters(query.encode(), KEY_PARAMETERS))
+        .answer(key)
+    )
 
 
 def refused(admission: Admission, query: str = "", key: bytes = b"k") -> Problem:
@@ -130,7 +134,7 @@ def test_a_later_page_needs_the_position_of_the_one_before(tmp_path):
     def page(at: int) -> HttpAnswer:
         cursor = Cursor(scan.digest, b"\x01a", position(at)).encode()
         parameters = parse_parameters(f"cursor={cursor}".encode(), ENTRIES_PARAMETERS)
-        return asyncio.run(Scans(admission).answer(ENTRIES, "counts", None, parameters, frames=False))
+        return asyncio.run(Scans(admission, IN_MEMORY).answer(ENTRIES, "counts", None, parameters, frames=False))
 
     assert page(1).status == 200
     with pytest.raises(Refused) as refusal:
@@ -181,12 +185,14 @@ def test_a_key_that_a_batch_repeats_is_read_once(tmp_path, monkeypatch):
         return get_many(keys)
 
     monkeypatch.setattr(store, "get_many", counted)
-    batch = batch_of(Reads(admission, 1 << 20), ["k", "absent", "k", 7, "absent", "k"], ReadParameters())
+    batch = batch_of(
+        Reads(admission, 1 << 20, IN_MEMORY), ["k", "absent", "k", 7, "absent", "k"], ReadParameters()
+    )
     assert [status for status, _ in batch.results] == [200, 404, 200, 400, 404, 200]
     assert len(read) == len(set(read)) == 2
     value = batch.results[0][1]
     with pytest.raises(AnswerTooLarge):
-        batch_of(Reads(admission, 3 * len(value)), ["k"] * 4, ReadParameters())
+        batch_of(Reads(admission, 3 * len(value), IN_MEMORY), ["k"] * 4, ReadParameters())
     assert len(read) == 3
 
 
@@ -195,5 +201,5 @@ def test_a_time_is_refused_where_no_versions_are_kept(tmp_path):
     admission, _ = held(tmp_path)
     with pytest.raises(BadParameter):
         read(admission, "as_of=5")
-    batch = batch_of(Reads(admission, 1 << 20), ["k"], parse_parameters(b"as_of=5", KEY_PARAMETERS))
+    batch = batch_of(Reads(admission, 1 << 20, IN_MEMORY), ["k"], parse_parameters(b"as_of=5", KEY_PARAMETERS))
     assert [status for status, _ in batch.results] == [400]

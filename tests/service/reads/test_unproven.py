@@ -18,7 +18,7 @@ from forebay_worker.reads.scans import Scans
 from forebay_worker.reads.staleness_check import Admission
 from forebay_worker.tasks.apply import apply_batch, resume
 from forebay_worker.tasks.replica import Replica
-from tests.support.held_reads import held
+from tests.support.held_reads import IN_MEMORY, held
 
 WINDOW = {"kind": "window", "window_size_ms": 1_000, "retention_ms": 100_000}
 SESSION = {"kind": "session", "gap_ms": 1_000, "retention_ms": 100_000}
@@ -49,7 +49,7 @@ async def listed(admission: Admission, query: str = "", kind: str = "window", ke
     [route] = [one for one in SCAN_ROUTES if one.kind == kind and one.keyed == (key is not None)]
     known = next(read.parameters for read in READ_ROUTES if read.scan == route)
     parameters = parse_parameters(query.encode(), known | {"partition"})
-    answer = await Scans(admission).answer(route, "counts", key, parameters, frames=False)
+    answer = await Scans(admission, IN_MEMORY).answer(route, "counts", key, parameters, frames=False)
     return json.loads(answer.body)
 
 

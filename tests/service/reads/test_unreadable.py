@@ -11,13 +11,13 @@ from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.misses import miss
 from forebay_worker.reads.scans import Scans
 from forebay_worker.reads.staleness_check import Admission
-from tests.support.held_reads import batch_of, held
+from tests.support.held_reads import IN_MEMORY, batch_of, held
 
 
 @pytest.fixture
 def closed(tmp_path: Path) -> Admission:
     admission, replica = held(tmp_path)
-    assert Reads(admission, 1 << 20).key("counts", ReadParameters()).answer(b"k").status == 200
+    assert Reads(admission, 1 << 20, IN_MEMORY).key("counts", ReadParameters()).answer(b"k").status == 200
     replica.view.store.close()
     return admission
 
@@ -35,11 +35,11 @@ def test_miss_in_a_store_that_closed_is_not_ready(tmp_path):
 
 def test_one_key(closed):
     with pytest.raises(NotReady, match="being reopened"):
-        Reads(closed, 1 << 20).key("counts", ReadParameters()).answer(b"k")
+        Reads(closed, 1 << 20, IN_MEMORY).key("counts", ReadParameters()).answer(b"k")
 
 
 def test_several_keys(closed):
-    results, waiting = batch_of(Reads(closed, 1 << 20), ["k", "absent"], ReadParameters())
+    results, waiting = batch_of(Reads(closed, 1 << 20, IN_MEMORY), ["k", "absent"], ReadParameters())
     assert [status for status, _ in results] == [503, 503]
     assert waiting == [0, 1]
 
@@ -47,6 +47,6 @@ def test_several_keys(closed):
 async def test_a_range(closed):
     entries = next(route for route in SCAN_ROUTES if route.items == "entries")
     with pytest.raises(NotReady, match="being reopened"):
-        await Scans(closed).answer(
+        await Scans(closed, IN_MEMORY).answer(
             entries, "counts", None, parse_parameters(b"", ENTRIES_PARAMETERS), frames=False
         )

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from forebay.codecs.keys import KEY_CODECS
 from forebay.state_store import CommittedOffset, StoreCorrupted
-from forebay.stored_keys import USER_TAG
+from forebay.store_kinds import STORE_KINDS
+from forebay.stored_keys import USER_TAG, StoredKeys, successor
 from forebay.task_ids import TopicPartition
 from forebay_worker.state.rocksdb import NotInMemory, RocksDbStore
 from forebay_worker.state.rocksdb_memory import RocksDbMemory
@@ -121,6 +123,28 @@ def test_memory_gives_no_older_value_whatever_was_evicted(tmp_path: Path) -> Non
         except NotInMemory:
             assert store.get_many([drawn]) == [content.get(drawn)]
     assert 1_000 < answered < 19_000
+    store.close()
+
+
+def test_getting_where_a_range_begins_brings_what_it_reads(tmp_path: Path) -> None:
+    """Of a store whose keys have times; one with a filter would only be told that there is no such key."""
+    keys = StoredKeys(STORE_KINDS["versioned"], KEY_CODECS["string"])
+    rows = [(keys.stored(b"%08d" % n, 7), b"v%d" % n + b"x" * 100) for n in range(20_000)]
+    write_sst(tmp_path / "restored.sst", [rows], TP, CommittedOffset(1), by_range=True)
+    memory = RocksDbMemory(64 << 20, 64 << 20)
+    store = RocksDbStore("counts", tmp_path / "store", memory.options(by_range=True))
+    store.ingest(tmp_path / "restored.sst", TP, CommittedOffset(1))
+    store.close()
+    store = RocksDbStore("counts", tmp_path / "store", memory.options(by_range=True))
+    unchanged = 0
+    for n in range(100, 20_000, 500):
+        prefix = keys.prefix(b"%08d" % n)
+        store.get_many([prefix + b"\xff" * 8])
+        in_memory_bytes = memory.block_cache_bytes
+        assert list(store.scan(prefix, successor(prefix), reverse=True)) == [rows[n]]
+        unchanged += memory.block_cache_bytes == in_memory_bytes
+    # Where the range ends with a block, the next one is read too.
+    assert unchanged >= 35
     store.close()
 
 
