@@ -66,6 +66,8 @@ class Answer:
     store: str
     key: Any
     value: Any
+    timestamp_ms: int
+    """The timestamp of the record that wrote it."""
     partition: int
     position: str
     """Position token: a read with it as ``min_position`` sees no less than this one."""
@@ -82,10 +84,11 @@ that prevents an answer."""
 
 @dataclass(frozen=True)
 class Entry:
-    """A key and its value."""
+    """A key, its value, and the timestamp of the record that wrote it."""
 
     key: Any
     value: Any
+    timestamp_ms: int
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class Window:
     start_ms: int
     end_ms: int
     value: Any
+    timestamp_ms: int
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ class SessionWindow:
     start_ms: int
     end_ms: int
     value: Any
+    timestamp_ms: int
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,7 @@ class Version:
     key: Any
     valid_from_ms: int
     value: Any
+    timestamp_ms: int
 
 
 @dataclass(frozen=True)
@@ -171,7 +177,8 @@ def lag_of(document: Document) -> Lag:
 
 def answer_of(document: Document) -> Answer:
     """The answer in a document."""
-    return Answer(document["store"], document["key"], document["value"], *provenance_of(document))
+    store, key, value, timestamp_ms = (document[name] for name in ("store", "key", "value", "timestamp_ms"))
+    return Answer(store, key, value, timestamp_ms, *provenance_of(document))
 
 
 def replica_lag_of(row: Document) -> ReplicaLag:

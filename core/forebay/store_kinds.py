@@ -25,9 +25,9 @@ from forebay.stored_keys import (
     KeyLayout,
     LogicalKey,
     StoredKeys,
-    decode_version,
     successor,
 )
+from forebay.stored_values import STAMP_SIZE, contents, decode_version, timestamps_ms
 
 _PASSES_PER_HISTORY = 16
 """How much (as a fraction of its retention) a versioned store may exceed its minimum size."""
@@ -150,7 +150,11 @@ class StoreKind(KeyLayout, Protocol):
 
     def values_json(self, codec: ValueCodec, values: list[bytes]) -> tuple[bytes, list[bytes]]:
         """The JSON of stored values, as of ``all_to_json``."""
-        return all_to_json(codec, values)
+        return all_to_json(codec, contents(values))
+
+    def timestamps_ms(self, values: list[bytes], times_ms: Columns) -> Sequence[int]:
+        """The timestamps of the records of stored values, whose keys have some times."""
+        return timestamps_ms(values)
 
     def log_retention(self, store: Retention) -> LogRetention:
         """What the log of such a store has to keep."""
@@ -327,7 +331,12 @@ class VersionedKind(StoreKind):
 
     def values_json(self, codec: ValueCodec, values: list[bytes]) -> tuple[bytes, list[bytes]]:
         versions = map(decode_version, values)
-        return b"%b", [b"null" if version is None else codec.to_json(version) for version in versions]
+        return b"%b", [b"null" if version is None else codec.to_json(version[STAMP_SIZE:]) for version in versions]
+
+    def timestamps_ms(self, values: list[bytes], times_ms: Columns) -> Sequence[int]:
+        # A deletion has no value that could be stamped.
+        [valid_from_ms] = times_ms
+        return valid_from_ms
 
     def log_retention(self, store: Retention) -> LogRetention:
         return LogRetention(replaced_ms=store.history_retention_ms)

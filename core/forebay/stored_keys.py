@@ -27,8 +27,6 @@ TIME_SIZE = 8
 _SIGN = 1 << 63
 MIN_TIME_MS = -_SIGN
 MAX_TIME_MS = _SIGN - 1
-_DELETED = b"\x00"
-_LIVE = b"\x01"
 
 
 class LogicalKey(NamedTuple):
@@ -140,13 +138,3 @@ def successor(prefix: bytes) -> bytes:
     """The smallest bytes greater than everything that begins with ``prefix`` (a user-tagged key)."""
     trimmed = prefix.rstrip(b"\xff")
     return trimmed[:-1] + bytes([trimmed[-1] + 1])
-
-
-def encode_version(value: bytes | None) -> bytes:
-    """The bytes that a store keeps as a version: a value, or a deletion, since which there is no value."""
-    return _DELETED if value is None else _LIVE + value
-
-
-def decode_version(stored: bytes) -> bytes | None:
-    """The value; None if it was deleted."""
-    return None if stored[:1] == _DELETED else stored[1:]

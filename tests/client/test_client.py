@@ -29,7 +29,6 @@ from forebay.client import (
     AsyncItems,
     AsyncSession,
     Client,
-    Entry,
     ReplicaInfo,
     Session,
     SessionWindow,
@@ -259,7 +258,7 @@ def test_a_worker_answers_as_a_router_does(served, connect):
 
 def test_a_versioned_store_as_of_a_time(client):
     (version,) = client.versions("prices", "tea")
-    assert version == Version("tea", version.valid_from_ms, 1)
+    assert version == Version("tea", version.valid_from_ms, 1, version.valid_from_ms)
     assert client.get("prices", "tea", as_of=version.valid_from_ms).value == 1
     assert client.get("prices", "tea", as_of=datetime.now(UTC)).value == 1
     before = datetime(2000, 1, 1, tzinfo=UTC)
@@ -321,7 +320,9 @@ def test_what_is_no_key_is_the_problem_of_that_key_only(client):
 def test_entries_over_several_pages_each_with_its_lag(client):
     items = client.entries("names", start="k", end="l", page_size=700, max_record_lag=0)
     assert (items.lag, items.partitions, items.complete) == (UNKNOWN_LAG, (), False)
-    assert next(items) == Entry("k0000", 0)
+    entry = next(items)
+    assert (entry.key, entry.value) == ("k0000", 0)
+    assert entry.timestamp_ms == client.get("names", "k0000").timestamp_ms > 0
     first = items.partitions
     assert [source.partition for source in first] == [0, 1, 2]
     assert items.lag.record_lag == 0
@@ -346,7 +347,8 @@ def test_entries_by_range_prefix_order_and_number(client):
 
 def test_windows_of_one_key_and_of_all(client):
     found = list(client.windows("hours", "jfk", start=5000, end=9000, page_size=3))
-    assert found == [Window("jfk", 1000 * i, 1000 * i + 1000, i) for i in range(5, 9)]
+    written_ms = found[0].timestamp_ms
+    assert found == [Window("jfk", 1000 * i, 1000 * i + 1000, i, written_ms) for i in range(5, 9)]
     (newest,) = client.windows("hours", "jfk", reverse=True, limit=1)
     assert newest.start_ms == 29_000
     every = list(client.windows("hours", start=datetime(1970, 1, 1, 0, 0, 28, tzinfo=UTC), page_size=1))
@@ -360,7 +362,8 @@ def test_a_key_of_dots_is_no_step_in_the_path(client):
 
 
 def test_session_windows(client):
-    assert list(client.sessions("visits", "ann", start=4800, end=6000)) == [SessionWindow("ann", 4500, 5000, 1)]
+    (found,) = client.sessions("visits", "ann", start=4800, end=6000)
+    assert found == SessionWindow("ann", 4500, 5000, 1, found.timestamp_ms)
     assert [item.end_ms for item in client.sessions("visits", page_size=1)] == [1000, 5000, 9000]
 
 
@@ -621,7 +624,8 @@ def test_the_next_server_is_tried_when_one_cannot_be_reached(served, connect):
 
 STORE = {"name": "s", "kind": "key-value", "key": "string", "value": "json", "partitioner": "murmur2"}
 STORE |= {"topic": "t", "partitions": 1}
-ANSWER = {"store": "s", "key": "a", "value": 1, "partition": 0, "position": "AQ", "role": "active", "host": "h"}
+ANSWER = {"store": "s", "key": "a", "value": 1, "timestamp_ms": 3, "partition": 0, "position": "AQ"}
+ANSWER |= {"role": "active", "host": "h"}
 ANSWER |= {"lag": {"record_lag": 0, "time_lag_ms": 1, "age_ms": 2, "of_tomorrow": 3}, "of_tomorrow": 4}
 
 

@@ -27,7 +27,8 @@ from forebay_client.options import ReadOptions
 from tests.support.answering_server import LAG, POSITION, STORE
 
 KINDS = {"windows": "window", "sessions": "session", "versions": "versioned"}
-ANSWER = {"store": "s", "key": "k", "value": 0.10, "partition": 0, "position": POSITION, "role": "active"}
+ANSWER = {"store": "s", "key": "k", "value": 0.10, "timestamp_ms": 3, "partition": 0}
+ANSWER |= {"position": POSITION, "role": "active"}
 REPLICA = {"store": "s", "partition": 0, "task": "0_0", "role": "active", "host": "h", "end_offset": 1, "lag": LAG}
 
 

@@ -18,6 +18,7 @@ ANSWER = {
     "store": "s",
     "key": "a",
     "value": 1,
+    "timestamp_ms": 3,
     "partition": 0,
     "position": POSITION,
     "role": "active",

@@ -51,7 +51,7 @@ def test_each_list_has_an_answer_with_the_items_of_its_kind(route):
     assert "key" in schemas[answer]["properties"] or not route.keyed
     item = schemas[answer]["properties"][route.items]["items"]["$ref"].rpartition("/")[2]
     own_key = [] if route.keyed else ["key"]
-    assert schemas[item]["required"] == [*own_key, *route.store_kind.time_names, "value"]
+    assert schemas[item]["required"] == [*own_key, *route.store_kind.time_names, "value", "timestamp_ms"]
 
 
 def test_every_field_of_a_store_is_described():

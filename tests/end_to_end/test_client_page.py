@@ -46,7 +46,7 @@ def test_the_snippets_do_what_is_said_of_them(tmp_path, capsys):
     assert re.fullmatch(r"\{'count': 2\} \d+ active \S+\n", one)
     assert f"```\n{unreached}```" in PAGE
     assert several.startswith("ann {'count': 2}\nbob {'count': 1}\nzoe none\nWindow(key='ann', ")
-    assert f"end_ms={START_MS + 2 * HOUR_MS}, value={{'count': 2}}) Lag(record_lag=0," in several
+    assert f"end_ms={START_MS + 2 * HOUR_MS}, value={{'count': 2}}, timestamp_ms=" in several
     assert of_page["names"] == ["ann"]
     assert of_page["token"]
     assert change.startswith("Answer(store='orders_by_customer', key='ann', value={'count': 2}")

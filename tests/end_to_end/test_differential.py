@@ -99,6 +99,8 @@ class Service:
     cluster: Cluster
     client: Client
     model: dict[str, dict[Any, int]] = field(default_factory=lambda: {store: {} for store in STORES})
+    written_ms: dict[tuple[str, Any], int] = field(default_factory=dict)
+    """The timestamp of what was last written, by store and key: the number of its batch, if it has no time."""
     history: dict[tuple[str, str], dict[int, int | None]] = field(default_factory=dict)
     """Versions by store and key, then by time."""
     positions: dict[str, str] = field(default_factory=dict)
@@ -108,12 +110,14 @@ class Service:
     def write(self, store: str, rows: dict[Any, int | None]) -> None:
         spec = self.cluster.topology.stores[store]
         split: dict[int, list[Any]] = {}
+        batch = next(self.batches)
         for key, value in rows.items():
-            plain, suffix, at = split_key(spec, key)
+            plain, suffix, at = split_key(spec, key, batch)
+            self.written_ms[store, key] = at
             row = (plain + suffix, None if value is None else b"%d" % value, at)
             split.setdefault(place(spec, plain), []).append(row)
             self.note(store, key, value)
-        ends = self.cluster.log.append(spec, split, store, next(self.batches))
+        ends = self.cluster.log.append(spec, split, store, batch)
         log = log_digest(self.cluster.changelog.identity(spec.topic))
         self.positions[store] = encode_position(Position(log, ends))
 
@@ -158,7 +162,7 @@ def history_ms(spec: StoreSpec) -> int:
     return spec.history_retention_ms
 
 
-def split_key(spec: StoreSpec, key: Any) -> tuple[bytes, bytes, int]:
+def split_key(spec: StoreSpec, key: Any, batch: int) -> tuple[bytes, bytes, int]:
     """The user key, the times after it in the changelog, and the record's time."""
     match spec.kind, key:
         case "window", (name, start):
@@ -167,7 +171,7 @@ def split_key(spec: StoreSpec, key: Any) -> tuple[bytes, bytes, int]:
             return name.encode(), time8(end) + time8(start), end
         case "versioned", (name, valid_from):
             return name.encode(), b"", valid_from
-    return spec.key_codec.from_json(key), b"", 1
+    return spec.key_codec.from_json(key), b"", batch
 
 
 def time8(time_ms: int) -> bytes:
@@ -228,6 +232,8 @@ def read_keys(service: Service, data: st.DataObject) -> None:
     expected = [service.model[store].get(key) for key in keys]
     found = service.client.get_many(store, keys, **options(service, data, store))
     assert [none_if_missing(answer) for answer in found] == expected
+    written_ms = {key: service.written_ms[store, key] for key in keys if service.model[store].get(key) is not None}
+    assert {answer.key: answer.timestamp_ms for answer in found if isinstance(answer, Answer)} == written_ms
     assert get(service, store, keys[0], **options(service, data, store)) == expected[0]
 
 
@@ -238,7 +244,10 @@ def read_as_of(service: Service, data: st.DataObject) -> None:
 
 def get(service: Service, store: str, key: Any, **more: Any) -> int | str | None:
     try:
-        return int(service.client.get(store, key, **more).value)
+        answer = service.client.get(store, key, **more)
+        times_ms = service.history[store, key] if store in VERSIONED else [service.written_ms[store, key]]
+        assert answer.timestamp_ms in times_ms
+        return int(answer.value)
     except UnknownKey:
         return None
     except HistoryExpired:
@@ -265,7 +274,7 @@ def list_entries(service: Service, data: st.DataObject) -> None:
 
     start, end = in_order(start, end, ordered)
     expected = [
-        (key, value)
+        (key, value, service.written_ms[store, key])
         for key, value in sorted(service.model[store].items(), key=lambda item: ordered(item[0]))
         if (start is None or ordered(key) >= ordered(start))
         and (end is None or ordered(key) < ordered(end))
@@ -274,7 +283,7 @@ def list_entries(service: Service, data: st.DataObject) -> None:
     found = service.client.entries(
         store, start=start, end=end, prefix=prefix, **listing, **options(service, data, store)
     )
-    assert [(item.key, item.value) for item in found] == cut(expected, listing)
+    assert [(item.key, item.value, item.timestamp_ms) for item in found] == cut(expected, listing)
 
 
 def list_windows(service: Service, data: st.DataObject) -> None:
@@ -286,14 +295,14 @@ def list_windows(service: Service, data: st.DataObject) -> None:
     )
     start, end = in_order(start, end)
     expected = [
-        (key, at, value)
+        (key, at, value, at)
         for (key, at), value in sorted(service.model["hours"].items(), key=lambda i: (i[0][0].encode(), i[0][1]))
         if (start is None or at >= start) and (end is None or at < end) and one in (None, key)
     ]
     found = service.client.windows(
         "hours", *([one] if one else []), start=start, end=end, **listing, **options(service, data, "hours")
     )
-    assert [(item.key, item.start_ms, item.value) for item in found] == cut(expected, listing)
+    assert [(item.key, item.start_ms, item.value, item.timestamp_ms) for item in found] == cut(expected, listing)
 
 
 def list_sessions(service: Service, data: st.DataObject) -> None:
@@ -305,7 +314,7 @@ def list_sessions(service: Service, data: st.DataObject) -> None:
     )
     start, end = in_order(start, end)
     expected = [
-        (*key, value)
+        (*key, value, key[2])
         for key, value in sorted(
             service.model["visits"].items(), key=lambda i: (i[0][0].encode(), i[0][2], i[0][1])
         )
@@ -314,7 +323,8 @@ def list_sessions(service: Service, data: st.DataObject) -> None:
     found = service.client.sessions(
         "visits", *([one] if one else []), start=start, end=end, **listing, **options(service, data, "visits")
     )
-    assert [(item.key, item.start_ms, item.end_ms, item.value) for item in found] == cut(expected, listing)
+    shown = [(item.key, item.start_ms, item.end_ms, item.value, item.timestamp_ms) for item in found]
+    assert shown == cut(expected, listing)
 
 
 def list_versions(service: Service, data: st.DataObject) -> None:
@@ -323,11 +333,12 @@ def list_versions(service: Service, data: st.DataObject) -> None:
     start, end = in_order(start, end)
     history = service.history.get((store, key), {})
     times = service.kept(store, key)
-    versions = [(at, history[at]) for at in times]
+    versions = [(at, history[at], at) for at in times]
     low = 0 if start is None else bisect.bisect_left(times, start)
     high = len(times) if end is None else bisect.bisect_left(times, end)
     found = service.client.versions(store, key, start=start, end=end, **listing, **options(service, data, store))
-    assert [(item.valid_from_ms, item.value) for item in found] == cut(versions[low:high], listing)
+    shown = [(item.valid_from_ms, item.value, item.timestamp_ms) for item in found]
+    assert shown == cut(versions[low:high], listing)
 
 
 def in_order(start: Any, end: Any, order: Callable[[Any], Any] = lambda bound: bound) -> tuple[Any, Any]:

@@ -41,7 +41,7 @@ history_retention_ms = 100000000
 """
 PATHS = {"worker": worker_document()["paths"], "router": router_document()["paths"]}
 REPLICA_INFO = {"partition", "position", "role", "host", "lag"}
-ONE = {"store", "key", "value"} | REPLICA_INFO
+ONE = {"store", "key", "value", "timestamp_ms"} | REPLICA_INFO
 LIST = {"store", "next", "complete", "lag", "partitions"}
 PROBLEM = {"type", "title", "status", "detail"}
 STATUS = {"tier", "application_id", "process_id", "incarnation", "sequence", "state", "generation"}

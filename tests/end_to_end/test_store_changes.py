@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forebay.client import Absent, AsyncClient, Client, Reset, StoreChange, StoreLag, Values, Window
+from forebay.client import Absent, AsyncClient, Client, Reset, StoreChange, StoreLag, Values
 from forebay.errors import BadKey
 from forebay.wire.server_sent_events import Event
 from forebay_client.httpx_clients import shut_down
@@ -241,7 +241,9 @@ async def test_the_asynchronous_client_follows_windows_and_their_lag(served):
                     break
     reset, values, lag = found
     assert isinstance(values, Values)
-    assert values.items == (Window("w", start_ms, start_ms + 1000, 1),)
+    assert [(item.key, item.start_ms, item.end_ms, item.value) for item in values.items] == [
+        ("w", start_ms, start_ms + 1000, 1)
+    ]
     assert isinstance(lag, StoreLag)
     assert lag.lag.record_lag == 0
     assert isinstance(reset, Reset)

@@ -72,8 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._send({"results": [self._answer(key) for key in keys]})
 
     def _answer(self, key: str) -> dict[str, Any]:
-        answer = {"store": "s", "key": key, "value": key, "partition": 0, "position": POSITION, "role": "active"}
-        return self.server.change({**answer, "host": str(self.client_address[1]), "lag": LAG})
+        answer = {"store": "s", "key": key, "value": key, "timestamp_ms": 3, "partition": 0, "position": POSITION}
+        return self.server.change({**answer, "role": "active", "host": str(self.client_address[1]), "lag": LAG})
 
     def _send(self, document: dict[str, Any]) -> None:
         body = json.dumps(document).encode()

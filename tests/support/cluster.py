@@ -72,6 +72,12 @@ history_retention_ms = 100000000
 Rows = Mapping[bytes, bytes | None]
 
 
+def unstamped(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A list's items without the timestamps of their records."""
+    assert all(isinstance(item["timestamp_ms"], int) for item in items)
+    return [{name: part for name, part in item.items() if name != "timestamp_ms"} for item in items]
+
+
 def free_port() -> int:
     """A free one that nobody was given before."""
     return free_ports(1)[0]

@@ -7,6 +7,7 @@ from typing import Any
 from forebay.clock import boot_ms
 from forebay.lag import Progress
 from forebay.state_store import CommittedOffset
+from forebay.stored_values import stamp
 from forebay.streams_metadata import StreamsMetadataState
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology_file import parse_topology
@@ -31,7 +32,7 @@ def held(directory: Path, partition: int = 0, **of_the_store: object) -> tuple[A
     )
     spec = topology.stores["counts"]
     rocksdb = RocksDbStore("counts", directory / "counts", RocksDbMemory(8 * MEBIBYTE, 8 * MEBIBYTE).options())
-    rocksdb.put(spec.stored_keys.stored(b"k", *[5_000] * spec.stored_keys.times), b"1")
+    rocksdb.put(spec.stored_keys.stored(b"k", *[5_000] * spec.stored_keys.times), stamp(5_000) + b"1")
     rocksdb.commit({TopicPartition(spec.topic, partition): CommittedOffset(1, 1)})
     now = boot_ms()
     progress = Progress(1, 1, 1, 0, 1, now, now, now, 1, now)

@@ -5,6 +5,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from forebay.state_store import StateStore
+from forebay.stored_keys import USER_TAG
+from forebay.stored_values import STAMP_SIZE
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay.topology_file import parse_topology
@@ -41,6 +44,12 @@ TWO_STORES = parse_topology(
         ],
     }
 )
+
+
+def value_in(store: StateStore, key: bytes) -> bytes | None:
+    """The value of a key of a plain key-value store."""
+    stamped = store.get(USER_TAG + key)
+    return None if stamped is None else stamped[STAMP_SIZE:]
 
 
 class SlowOpener(StoreFactory):

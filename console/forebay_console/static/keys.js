@@ -208,7 +208,7 @@ function itemsOf(document) {
 
 // The items of a store's changes, those without a value if they are gone.
 function keyed(document) {
-  const shown = itemsOf(document).map(({ key, value, ...times }) => {
+  const shown = itemsOf(document).map(({ key, value, timestamp_ms: _, ...times }) => {
     const time = Object.values(times).join(" to ");
     return `${JSON.stringify(key)}${time && ` (${time})`}${value === undefined ? "" : ` = ${JSON.stringify(value)}`}`;
   });

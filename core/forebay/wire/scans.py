@@ -117,20 +117,22 @@ class Scan:
         """The JSON of each item, of its stored key and its value."""
         spec, kind = self.spec, self.route.store_kind
         value, texts = kind.values_json(spec.value_codec, values)
-        times = kind.shown_times_ms(spec, spec.stored_keys.times_ms(keys)) if kind.time_names else []
+        times_ms = spec.stored_keys.times_ms(keys) if kind.time_names else []
+        times = kind.shown_times_ms(spec, times_ms) if kind.time_names else []
+        stamps = kind.timestamps_ms(values, times_ms)
         if self.route.keyed:
             form = item_form(kind, None, value)
-            return [form % item for item in zip(*times, texts, strict=True)]
+            return [form % item for item in zip(*times, texts, stamps, strict=True)]
         key, names = all_to_json(spec.key_codec, spec.stored_keys.plains(keys))
         form = item_form(kind, key, value)
-        return [form % item for item in zip(names, *times, texts, strict=True)]
+        return [form % item for item in zip(names, *times, texts, stamps, strict=True)]
 
 
 def item_form(kind: StoreKind, key: bytes | None, value: bytes | None) -> bytes:
     """The form of an item's JSON, from the forms of its key and its value where it has them."""
     members = [] if key is None else [b'"key":' + key]
     members += [b'"%b":%%d' % name.encode() for name in kind.time_names]
-    members += [] if value is None else [b'"value":' + value]
+    members += [] if value is None else [b'"value":' + value, b'"timestamp_ms":%d']
     return b"{" + b",".join(members) + b"}"
 
 

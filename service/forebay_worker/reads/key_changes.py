@@ -7,6 +7,7 @@ import hashlib
 
 from forebay.clock import boot_ms
 from forebay.errors import LogDiverged, PositionOfAnotherLog, Problem
+from forebay.stored_values import STAMP_SIZE
 from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient, require_followed
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.server_sent_events import Event
@@ -130,16 +131,16 @@ class KeyChanges:
         read_at = replica.view.progress.position
         found = self._reads.lookup(replica, self._key, self._parameters)
         self._stale, self._read_at = False, read_at
-        # A leading byte distinguishes an empty value from none.
-        digest = hashlib.blake2b(b"" if found.value is None else b"=" + found.value, digest_size=16).digest()
+        # Written again as it was is no change. A leading byte distinguishes an empty value from none.
+        content = b"" if found.value is None else b"=" + found.value[STAMP_SIZE:]
+        digest = hashlib.blake2b(content, digest_size=16).digest()
         if digest == self._digest:
             return None
         self._digest = digest
         self._changed_boot_ms = boot_ms()
         source = found.replica_info.source
         self._note_sent(source.role)
-        shown = None if found.value is None else self._spec.value_codec.to_json(found.value)
-        document = key_document(self._key, shown, found.replica_info.tail)
+        document = key_document(self._key, found.value, self._spec.value_codec, found.replica_info.tail)
         return Event("absent" if found.value is None else "value", document, source.position)
 
     def _note_sent(self, role: str) -> None:

@@ -30,7 +30,7 @@ from forebay_worker.tasks.replica import Replica
 
 
 class Found(NamedTuple):
-    """The stored value of a key, None if there is none, and its provenance."""
+    """The stamped value of a key, None if there is none, and its provenance."""
 
     value: bytes | None
     replica_info: EncodedReplicaInfo
@@ -54,7 +54,7 @@ class Batched(NamedTuple):
 class KeyRead:
     """A read of one key without the key: its store and parameters, prepared once for all identical reads."""
 
-    __slots__ = ("_admission", "_key_form", "_shown", "_spec", "parameters")
+    __slots__ = ("_admission", "_key_form", "_spec", "parameters")
 
     def __init__(
         self, admission: Admission, spec: StoreSpec, key_form: KeyForms, parameters: ReadParameters
@@ -64,7 +64,6 @@ class KeyRead:
         self._admission = admission
         self._spec = spec
         self._key_form = key_form
-        self._shown = spec.value_codec.to_json
         self.parameters = parameters
 
     @property
@@ -83,7 +82,7 @@ class KeyRead:
         replica_info = admission.replica_info(admitted)
         if value is None:
             raise Refused(miss(admitted, self._spec, key.plain, parameters.as_of_ms), replica_info.source)
-        document = key_document(key, self._shown(value), replica_info.tail)
+        document = key_document(key, value, self._spec.value_codec, replica_info.tail)
         if len(document) > MAX_ANSWER_BYTES:
             raise AnswerTooLarge(f"The key's value takes {len(document)} bytes as JSON, more than an answer may.")
         return HttpAnswer(200, replica_info.json_head, document)

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from forebay.codecs.values import all_to_json
+from forebay.codecs.values import ValueCodec, all_to_json
 from forebay.errors import BadParameter, NotReady, Problem
 from forebay.logs import LogThrottle
 from forebay.state_store import StateStore, StoreCorrupted
 from forebay.store_spec import StoreSpec
-from forebay.stored_keys import TIME_SIZE, StoredKeys, decode_version, successor
+from forebay.stored_keys import TIME_SIZE, StoredKeys, successor
+from forebay.stored_values import STAMP_SIZE, contents, decode_version, timestamp_ms_of, timestamps_ms
 from forebay.wire.batches import require_size
 from forebay.wire.parameters import ReadParameters
 from forebay_worker.reads.located_keys import KeyForm
@@ -127,7 +128,8 @@ def scanned_in_chunks(
 def value_of(
     admitted: Admitted, key: KeyForm, parameters: ReadParameters, *, from_memory: bool = False
 ) -> bytes | None:
-    """The value of a key, at the requested time if it has versions, of the highest order if it has orders.
+    """The stamped value of a key, at the requested time if it has versions, of the highest order if it has
+    orders.
 
     Raises ``NotReady``, and if it is to be ``from_memory`` ``NotInMemory``.
     """
@@ -217,7 +219,8 @@ def _unreadable(admitted: Admitted, store: StateStore, error: Exception) -> Prob
 def values_of(
     admitted: Admitted, plains: list[bytes], parameters: ReadParameters, max_bytes: int, others_bytes: int = 0
 ) -> list[bytes | None]:
-    """The values of the first of several keys, at least one: as many as a turn of the event loop has time for.
+    """The stamped values of the first of several keys, at least one: as many as a turn of the event loop has time
+    for.
 
     Raises ``NotReady``, and ``AnswerTooLarge`` if they and the others of the answer take more than the most.
     """
@@ -255,25 +258,26 @@ def require_versions(spec: StoreSpec, parameters: ReadParameters) -> None:
         )
 
 
-def key_document(key: KeyForm, shown: bytes | None, tail: bytes) -> bytes:
-    """The JSON of one key's result, without ``value`` if there is none.
-
-    ``shown`` is the value's JSON, ``tail`` that of its provenance.
-    """
-    return key.document + tail if shown is None else b'%b,"value":%b%b' % (key.document, shown, tail)
+def key_document(key: KeyForm, stamped: bytes | None, codec: ValueCodec, tail: bytes) -> bytes:
+    """The JSON of one key's result, without ``value`` if there is none; ``tail`` is that of its provenance."""
+    if stamped is None:
+        return key.document + tail
+    shown = codec.to_json(stamped[STAMP_SIZE:])
+    return b'%b,"value":%b,"timestamp_ms":%d%b' % (key.document, shown, timestamp_ms_of(stamped), tail)
 
 
 def key_documents(spec: StoreSpec, plains: list[bytes], values: list[bytes | None], tail: bytes) -> list[bytes]:
     """The same for several keys at a fraction of the cost, empty if there is no value."""
     key_form, keys = all_to_json(spec.key_codec, plains)
-    value_form, shown = all_to_json(spec.value_codec, [value for value in values if value is not None])
-    form = b'{"store":"%b","key":%b,"value":%b%b' % (
+    found = [value for value in values if value is not None]
+    value_form, shown = all_to_json(spec.value_codec, contents(found))
+    form = b'{"store":"%b","key":%b,"value":%b,"timestamp_ms":%%d%b' % (
         spec.name_bytes,
         key_form,
         value_form,
         tail.replace(b"%", b"%%"),
     )
-    next_shown = iter(shown)
+    next_shown = zip(shown, timestamps_ms(found), strict=True)
     return [
-        b"" if value is None else form % (key, next(next_shown)) for key, value in zip(keys, values, strict=True)
+        b"" if value is None else form % (key, *next(next_shown)) for key, value in zip(keys, values, strict=True)
     ]

@@ -163,7 +163,7 @@ class RocksDbStore:
         if not may_exist:
             # Said of damage too. If it is true, all that shows it is in memory.
             return self.get(key)
-        # An empty value is also what RocksDB makes of an index that is not in memory, or damaged.
+        # No value is empty: this is what RocksDB makes of an index that is not in memory, or damaged.
         if not value:
             raise NotInMemory(self, key)
         return value

@@ -7,7 +7,8 @@ from typing import Any
 
 from forebay.store_spec import StoreSpec
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
+"""1: values without the timestamps of their records."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from forebay.log_epochs import EpochStart, merged_epochs
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
-from forebay.stored_keys import USER_TAG, encode_version
+from forebay.stored_keys import USER_TAG
+from forebay.stored_values import encode_version, stamp
 from forebay.unproven import UnprovenRanges
 from forebay_changelog import Batch, Heartbeat, Record
 from forebay_worker.tasks.record_check import first_bad_record
@@ -66,18 +67,24 @@ class Fold:
 
     def _add_changes(self, spec: StoreSpec, records: Sequence[Record]) -> None:
         keys = spec.stored_keys
+        stamped_ms, stamped = 0, stamp(0)
         if not keys.times and spec.key in _PLAIN_AS_STORED:
             changes = self.changes
-            for _, key, value, _, beat in records:
+            for _, key, value, timestamp_ms, beat in records:
                 if not beat:
-                    changes[USER_TAG + key] = value
+                    if timestamp_ms != stamped_ms:
+                        stamped_ms, stamped = timestamp_ms, stamp(timestamp_ms)
+                    changes[USER_TAG + key] = None if value is None else stamped + value
         else:
             kind, encode = spec.store_kind, keys.from_changelog
             last_entry_wins, time_to_end_ms = kind.last_entry_wins, kind.time_to_end_ms(spec)
             for _, key, value, timestamp_ms, beat in records:
                 if not beat:
                     stored = encode(key, timestamp_ms)
-                    self.changes[stored] = encode_version(value) if last_entry_wins else value
+                    if timestamp_ms != stamped_ms:
+                        stamped_ms, stamped = timestamp_ms, stamp(timestamp_ms)
+                    content = None if value is None else stamped + value
+                    self.changes[stored] = encode_version(content) if last_entry_wins else content
                     if time_to_end_ms is not None:
                         end_ms = keys.parse(stored).times_ms[0] + time_to_end_ms
                         self._advance_stream_time(spec, end_ms, timestamp_ms)

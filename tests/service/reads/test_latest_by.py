@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from forebay.state_store import CommittedOffset
-from forebay.stored_keys import encode_version
+from forebay.stored_values import encode_version, stamp
 from forebay.task_ids import TopicPartition
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.scans import SCAN_ROUTES
@@ -21,7 +21,10 @@ ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
 
 def put(replica: Replica, *records: tuple[bytes, int, bytes | None]) -> None:
     for key, order, value in records:
-        replica.view.store.put(replica.spec.stored_keys.stored(key, order), encode_version(value))
+        replica.view.store.put(
+            replica.spec.stored_keys.stored(key, order),
+            encode_version(None if value is None else stamp(order) + value),
+        )
     replica.view.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
 
 

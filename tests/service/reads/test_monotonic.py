@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.position import decode_position, later_position
+from forebay.stored_values import stamp
 from forebay.streams_metadata import StreamsMetadataState
 from forebay.task_ids import TaskId
 from forebay.topology_file import parse_topology
@@ -56,7 +57,7 @@ class Copy:
         progress = self.replica.view.progress
         for offset in range(progress.position, progress.applying_to):
             if self._log[offset] == "set" and not self._replaced(offset):
-                self.replica.view.store.put(KEY, b"%d" % offset)
+                self.replica.view.store.put(KEY, stamp(offset) + b"%d" % offset)
             elif self._log[offset] == "delete":
                 self.replica.view.store.delete(KEY)
         self.replica.view.store.commit({})

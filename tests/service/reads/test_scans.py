@@ -16,6 +16,7 @@ from forebay.errors import BadParameter, NoReplica, NotReady
 from forebay.event_loop_turns import in_turns
 from forebay.position import Position, encode_position, log_digest
 from forebay.state_store import CommittedOffset
+from forebay.stored_values import stamp
 from forebay.task_ids import TopicPartition
 from forebay.wire.parameters import ReadParameters, parse_parameters
 from forebay.wire.scans import SCAN_ROUTES, Cursor, ScanRoute, make_scan
@@ -43,7 +44,7 @@ async def test_sparse_list_scans_a_bounded_part_per_page(tmp_path):
     """A page that finds little ends with a cursor."""
     admission, replica = held(tmp_path, kind="window", window_size_ms=SIZE_MS, retention_ms=10**9)
     for number in range(30_000):
-        replica.view.store.put(replica.spec.stored_keys.stored(b"k%05d" % number, number), b"1")
+        replica.view.store.put(replica.spec.stored_keys.stored(b"k%05d" % number, number), stamp(5_000) + b"1")
     replica.view.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
     scanned = 0
     scan = replica.view.store.scan
@@ -101,7 +102,7 @@ async def test_a_cursor_of_another_partition_is_refused(tmp_path, key):
     admission._tasks.replicas["counts", 0] = first
     for partition, replica in enumerate((first, second)):
         for time_ms in (7_000, 8_000):
-            replica.view.store.put(replica.spec.stored_keys.stored(b"k", time_ms), b"1")
+            replica.view.store.put(replica.spec.stored_keys.stored(b"k", time_ms), stamp(5_000) + b"1")
         replica.view.store.commit({TopicPartition(replica.spec.topic, partition): CommittedOffset(1, 1)})
     page = await listed(admission, "windows", "partition=0&limit=2", key)
     following = f"limit=2&cursor={page['next']}"
@@ -123,7 +124,7 @@ async def test_time_range_selects_overlapping_kept_entries(tmp_path):
             end = start + (SIZE_MS if kind == "window" else chance.randrange(0, 2_000))
             times.add((start, end))
             stored = (start,) if kind == "window" else (end, start)
-            replica.view.store.put(replica.spec.stored_keys.stored(b"k", *stored), b"1")
+            replica.view.store.put(replica.spec.stored_keys.stored(b"k", *stored), stamp(5_000) + b"1")
         replica.view.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
         replica.publish(stream_time_ms=7_000)
         for start_ms, end_ms in ((-9_000, 9_000), (-100, 4_321), (5_000, 5_001), (6_000, 6_000)):
@@ -153,7 +154,9 @@ async def test_a_list_is_admitted_when_its_turn_comes(tmp_path):
 async def test_a_page_of_large_values_ends_early(tmp_path):
     admission, replica = held(tmp_path, kind="window", window_size_ms=SIZE_MS, retention_ms=10**9)
     for number in range(100):
-        replica.view.store.put(replica.spec.stored_keys.stored(b"k", number), b'"%b"' % (b"x" * (1 << 20)))
+        replica.view.store.put(
+            replica.spec.stored_keys.stored(b"k", number), stamp(5_000) + b'"%b"' % (b"x" * (1 << 20))
+        )
     replica.view.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
     document = await listed(admission, "windows", "limit=100")
     assert 4 <= len(document["windows"]) <= 8
@@ -163,7 +166,7 @@ async def test_a_page_of_large_values_ends_early(tmp_path):
 async def test_one_keys_list_ignores_other_keys_in_its_cursor(tmp_path):
     admission, replica = held(tmp_path, kind="window", window_size_ms=SIZE_MS, retention_ms=10**9)
     for key in (b"a", b"z"):
-        replica.view.store.put(replica.spec.stored_keys.stored(key, 1_000), b'"another key"')
+        replica.view.store.put(replica.spec.stored_keys.stored(key, 1_000), stamp(5_000) + b'"another key"')
     replica.view.store.commit({TopicPartition(replica.spec.topic, 0): CommittedOffset(1, 1)})
     route = next(route for route in SCAN_ROUTES if route.items == "windows" and route.keyed)
     scan = make_scan(route, replica.spec, b"k", ReadParameters())
@@ -190,7 +193,7 @@ async def test_one_keys_list_ignores_other_keys_in_its_cursor(tmp_path):
 async def test_missing_partition_stays_missing_on_later_pages(tmp_path):
     admission, second = held(tmp_path / "1", partition=1)
     for key in (b"l", b"m"):
-        second.view.store.put(second.spec.stored_keys.prefix(key), b"2")
+        second.view.store.put(second.spec.stored_keys.prefix(key), stamp(5_000) + b"2")
     second.view.store.commit({})
     first = await listed(admission, "entries", "limit=1&allow_partial=true")
     assert (first["missing"], first["complete"]) == ([0], False)

@@ -175,7 +175,7 @@ async def test_a_poll_is_answered_once_what_it_follows_has_changed(tmp_path):
         await asyncio.to_thread(served.apply, (b"k", b"2"))
         outcomes, _ = await polling
     assert isinstance(outcomes[0], ChangesPage)
-    assert outcomes[0].items == [b'{"key":"k","value":2}']
+    assert outcomes[0].items == [b'{"key":"k","value":2,"timestamp_ms":0}']
 
 
 async def test_pages_of_a_poll_are_limited_together(tmp_path):

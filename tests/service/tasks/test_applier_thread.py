@@ -20,6 +20,7 @@ from forebay.partitioning import Murmur2Partitioner
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
+from forebay.stored_values import STAMP_SIZE
 from forebay.task_ids import TaskId, TopicPartition
 from forebay_changelog import Batch, Heartbeat, ReadFailure
 from forebay_changelog.sqlite import batches as sqlite_batches
@@ -68,7 +69,9 @@ class Follower:
 
     @property
     def content(self) -> dict[bytes, bytes]:
-        return {key[1:]: value for key, value in self.replica.view.store.scan(USER_TAG, END_OF_USER_KEYS)}
+        return {
+            key[1:]: value[STAMP_SIZE:] for key, value in self.replica.view.store.scan(USER_TAG, END_OF_USER_KEYS)
+        }
 
     def _handle(self, event: ReplicaEvent) -> None:
         if isinstance(event, StoreDamaged):

@@ -16,6 +16,7 @@ from forebay.errors import ChangelogError
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
+from forebay.stored_values import STAMP_SIZE, stamp
 from forebay.task_ids import TaskId, TopicPartition
 from forebay_changelog.sqlite import batches as sqlite_batches
 from forebay_changelog.sqlite import log_file as sqlite_log_file
@@ -84,7 +85,8 @@ class Restore:
 
     def finish(self) -> dict[bytes, bytes]:
         wait_until(lambda: self.done, "the end of the restore", 60)
-        return dict(self.replica.view.store.scan(USER_TAG, END_OF_USER_KEYS))
+        entries = self.replica.view.store.scan(USER_TAG, END_OF_USER_KEYS)
+        return {key: value[STAMP_SIZE:] for key, value in entries}
 
     def close(self) -> None:
         self.bulk.stop()
@@ -117,7 +119,8 @@ def test_a_restored_store_equals_the_fold_and_stands_at_the_end(changelog, folde
     assert not (tmp_path / "scratch").exists()
     reopened = RocksDbStore("s", tmp_path / "store", RocksDbMemory(8 << 20, 8 << 20).options())
     assert reopened.committed_offset(TP) == committed
-    assert dict(reopened.scan(USER_TAG, END_OF_USER_KEYS)) == folded
+    entries = reopened.scan(USER_TAG, END_OF_USER_KEYS)
+    assert {key: value[STAMP_SIZE:] for key, value in entries} == folded
     reopened.close()
 
 
@@ -182,7 +185,7 @@ def test_file_that_does_not_continue_the_store_is_dropped(changelog, folded, tmp
         if value is None:
             restore.replica.view.store.delete(USER_TAG + key)
         else:
-            restore.replica.view.store.put(USER_TAG + key, value)
+            restore.replica.view.store.put(USER_TAG + key, stamp(0) + value)
     # While the process folds from 0, something else brings the store to 1000.
     restore.replica.view.store.commit({TP: moved})
     assert restore.finish() == folded

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import NotReady
-from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG, encode_version
+from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
+from forebay.stored_values import encode_version, stamp
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay.topology_file import parse_topology
@@ -109,7 +110,7 @@ def write(changelog: SqliteChangelog, topology: Topology, batch: int) -> dict[by
         windowed = spec.kind == "window"
         rows.append((plain + time_ms.to_bytes(8, "big") if windowed else plain, value, time_ms))
         stored[keys.stored(plain, *[time_ms] * keys.times)] = (
-            encode_version(value) if spec.kind == "versioned" else value
+            encode_version(stamp(time_ms) + value) if spec.kind == "versioned" else stamp(time_ms) + value
         )
     path = changelog.path(TopicPartition(spec.topic, 0))
     sqlite_batches.append_batch(path, rows, writer="a", query_id="q", batch_id=batch, write_name="a")

@@ -17,6 +17,7 @@ from forebay.record_orders import LOWEST_ORDER, with_order
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
+from forebay.stored_values import STAMP_SIZE
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.wire.parameters import ReadParameters
 from forebay_changelog.sqlite import batches as sqlite_batches
@@ -155,7 +156,8 @@ class Follower:
             return
         latest = self._log.latest(progress.position)
         values = values_of(self.replica, list(KEYS), ReadParameters(), 1 << 20)
-        assert values == [latest.get(key) for key in KEYS]
+        contents = [value if value is None else value[STAMP_SIZE:] for value in values]
+        assert contents == [latest.get(key) for key in KEYS]
         for reverse in (False, True):
             for size in (1, 2, 7):
                 expected = sorted(latest.items(), reverse=reverse)
@@ -171,7 +173,7 @@ def listed(replica: Replica, size: int, *, reverse: bool) -> Iterator[tuple[byte
     chunks = iter(lambda: list(itertools.islice(scan, size)), [])
     for entries in latest_entries(chunks, SPEC.stored_keys, reverse=reverse):
         keys = SPEC.stored_keys.plains([stored for stored, _ in entries.pairs])
-        yield from zip(keys, (value for _, value in entries.pairs), strict=True)
+        yield from zip(keys, (value[STAMP_SIZE:] for _, value in entries.pairs), strict=True)
 
 
 ORDERS = st.sampled_from([LOWEST_ORDER, -1, 0, 1, 2, 3, HIGHEST_ORDER])

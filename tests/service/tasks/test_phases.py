@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from forebay.stored_keys import USER_TAG
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.phases import PhaseError, ReplicaPhase, check_transition
@@ -24,6 +23,7 @@ from tests.support.held_tasks import (
     make_changelog,
     offsets,
     started,
+    value_in,
 )
 
 P = ReplicaPhase
@@ -86,7 +86,7 @@ def test_one_thread_changes_a_replica_through_all_of_its_life(tmp_path, monkeypa
         wait_until(lambda: P.REBUILDING in phases, "the rebuild")
         wait_until(lambda: replica.view.restored and replica.phase is P.FOLLOWING, "the end of the rebuild")
         append(changelog, 3, 2, [(b"later", b"1", 0)])
-        wait_until(lambda: replica.view.store.get(USER_TAG + b"later") == b"1", "the next record")
+        wait_until(lambda: value_in(replica.view.store, b"later") == b"1", "the next record")
         manager.hold((), ())
         wait_until(lambda: not manager.replicas, "the release")
     assert phases == [

@@ -14,6 +14,7 @@ from forebay.lag import EndOffset
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
+from forebay.stored_values import STAMP_SIZE
 from forebay.task_ids import TaskId, TopicPartition
 from forebay_changelog import Batch, Heartbeat, Record, heartbeat_key
 from forebay_changelog.sqlite import batches as sqlite_batches
@@ -194,7 +195,7 @@ def replica(tmp_path: Path) -> Iterator[Replica]:
 
 
 def content(replica: Replica) -> dict[bytes, bytes]:
-    return {key[1:]: value for key, value in replica.view.store.scan(USER_TAG, END_OF_USER_KEYS)}
+    return {key[1:]: value[STAMP_SIZE:] for key, value in replica.view.store.scan(USER_TAG, END_OF_USER_KEYS)}
 
 
 def test_applier_stops_at_a_bad_record_until_it_may_skip(log, replica, monkeypatch, caplog):

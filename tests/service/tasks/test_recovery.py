@@ -37,6 +37,7 @@ from tests.support.held_tasks import (
     fill,
     offsets,
     started,
+    value_in,
 )
 
 
@@ -96,8 +97,8 @@ def test_lagging_replica_that_missed_tombstones_is_rebuilt(tmp_path, changelog, 
     with started(tmp_path, changelog, StoreFactory, restore_processes=1) as manager:
         wait_until(lambda: applied(manager).get(TASKS[0]) == 33, "all is applied")
         store = manager.replicas["a", 0].view.store
-        assert store.get(USER_TAG + b"k29") == b"1"
-        assert store.get(USER_TAG + b"deleted") is None
+        assert value_in(store, b"k29") == b"1"
+        assert value_in(store, b"deleted") is None
 
 
 def test_predecessor_serves_until_the_rebuild_is_done(tmp_path, changelog):
@@ -111,7 +112,7 @@ def test_predecessor_serves_until_the_rebuild_is_done(tmp_path, changelog):
         wait_until(lambda: manager.replicas and manager.replicas["a", 0].predecessor, "the old store's return")
         replica = manager.replicas["a", 0]
         assert not replica.view.restored
-        assert replica.served.view.store.get(USER_TAG + b"k") == b"1"
+        assert value_in(replica.served.view.store, b"k") == b"1"
         former = replica.served
         assert role_of(former.view.progress, former.designated_boot_ms, math.inf, boot_ms()) == "restoring"
         lag = lag_of(replica.served.view.progress, boot_ms())
@@ -120,8 +121,8 @@ def test_predecessor_serves_until_the_rebuild_is_done(tmp_path, changelog):
         SlowOpener.let_all()
         wait_until(lambda: replica.view.restored, "the rebuild")
         wait_until(lambda: replica.served is replica, "its being served")
-        assert replica.view.store.get(USER_TAG + b"k") is None
-        assert replica.view.store.get(USER_TAG + b'"new"') == b"2"
+        assert value_in(replica.view.store, b"k") is None
+        assert value_in(replica.view.store, b'"new"') == b"2"
         wait_until(lambda: not list((tmp_path / "state/app/.set-aside").iterdir()), "the old store's removal")
 
 
@@ -139,9 +140,9 @@ def test_corrupted_predecessor_is_dropped(tmp_path, changelog):
         former.on_corrupted(former, former.view.store, "a block is damaged")
         SlowOpener.let_all()
         wait_until(lambda: replica.view.restored and replica.served is replica, "the rebuild")
-        assert replica.view.store.get(USER_TAG + b'"new"') == b"2"
+        assert value_in(replica.view.store, b'"new"') == b"2"
         append(changelog, 0, 3, [(b'"later"', b"3", 0)])
-        wait_until(lambda: replica.view.store.get(USER_TAG + b'"later"') == b"3", "what comes later")
+        wait_until(lambda: value_in(replica.view.store, b'"later"') == b"3", "what comes later")
 
 
 @pytest.mark.parametrize("restore_processes", [0, 1])
@@ -157,8 +158,8 @@ def test_compacted_log_is_replayed_once(tmp_path, changelog, monkeypatch, caplog
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager).get(TASKS[0]) == 34, "all is applied")
         store = manager.replicas["a", 0].view.store
-        assert store.get(USER_TAG + b"k29") == b"1"
-        assert store.get(USER_TAG + b"deleted") is None
+        assert value_in(store, b"k29") == b"1"
+        assert value_in(store, b"deleted") is None
     assert "it is rebuilt" not in caplog.text
 
 
@@ -168,13 +169,13 @@ def test_compaction_within_a_replay_resurrects_no_key(tmp_path, changelog, caplo
     with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: applied(manager).get(TASKS[0]) == 4, "all is applied")
-        assert manager.replicas["a", 0].view.store.get(USER_TAG + b"deleted") == b"1"
+        assert value_in(manager.replicas["a", 0].view.store, b"deleted") == b"1"
     append(changelog, 0, 3, [(b"k", b"2", 0), (b"deleted", None, 0), (b"last", b"1", 0)])
     changelog.compact(TOPOLOGY.stores["a"], CompactionLimits(0, 0))
 
     with started(tmp_path, changelog, StoreFactory) as manager:
         wait_until(lambda: applied(manager).get(TASKS[0]) == 7, "all is applied")
-        assert manager.replicas["a", 0].view.store.get(USER_TAG + b"deleted") is None
+        assert value_in(manager.replicas["a", 0].view.store, b"deleted") is None
     assert "it is rebuilt" in caplog.text
 
 
@@ -189,7 +190,7 @@ def test_late_end_offset_starts_a_bulk_restore(tmp_path, changelog, monkeypatch)
             manager.hold(TASKS[:1], ())
             wait_until(lambda: manager.bulk_restore.restorations, "a restore in bulk")
             wait_until(lambda: applied(manager).get(TASKS[0]) == 5_001, "all is applied")
-            assert manager.replicas["a", 0].view.store.get(USER_TAG + b"k4999") == b"1"
+            assert value_in(manager.replicas["a", 0].view.store, b"k4999") == b"1"
 
 
 def test_lagging_replica_of_a_replaced_log_is_rebuilt(tmp_path, changelog, monkeypatch):
@@ -204,7 +205,7 @@ def test_lagging_replica_of_a_replaced_log_is_rebuilt(tmp_path, changelog, monke
     with started(tmp_path, changelog, StoreFactory, restore_processes=1) as manager:
         wait_until(lambda: applied(manager).get(TASKS[0]) == 30, "all is applied")
         store = manager.replicas["a", 0].view.store
-        assert (store.get(USER_TAG + b"k29"), store.get(USER_TAG + b"k")) == (b"2", None)
+        assert (value_in(store, b"k29"), value_in(store, b"k")) == (b"2", None)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ def test_replaced_log_is_not_served_before_its_restore(tmp_path, changelog, monk
         replica = manager.replicas["a", 0]
         wait_until(lambda: replica.view.progress.end_offset is not None, "word of the end")
         if waiting:
-            assert (replica.view.store.get(USER_TAG + b"k"), replica.view.diverged) == (b"1", False)
+            assert (value_in(replica.view.store, b"k"), replica.view.diverged) == (b"1", False)
             replace_log()
         wait_until(lambda: replica.view.diverged, "word of the other log")
         assert not replica.view.restored
@@ -237,7 +238,7 @@ def test_replaced_log_is_not_served_before_its_restore(tmp_path, changelog, monk
 
 def begun_anew(replica: Replica) -> bool:
     try:
-        return replica.view.store.get(USER_TAG + b"k") is None
+        return value_in(replica.view.store, b"k") is None
     except DbClosedError:
         return False
 
@@ -261,7 +262,7 @@ def test_failed_rebuild_is_retried_until_it_begins(tmp_path, changelog, monkeypa
         changelog.reset(TOPOLOGY.stores["a"])
         append(changelog, 0, 2, [(b"k", b'"new"', 0)])
         wait_until(lambda: not refusals and manager.replicas["a", 0].view.restored, "the rebuild")
-        assert manager.replicas["a", 0].view.store.get(USER_TAG + b"k") == b'"new"'
+        assert value_in(manager.replicas["a", 0].view.store, b"k") == b'"new"'
         assert (manager.replicas["a", 0].failure, manager.storage_fault) == (None, None)
 
 
@@ -278,7 +279,7 @@ def test_store_being_read_is_rebuilt_after_the_read(tmp_path, changelog, monkeyp
         wait_until(lambda: replica.view.diverged, "the reset")
         del read
         wait_until(lambda: replica.view.restored, "the rebuild")
-        assert replica.view.store.get(USER_TAG + b"k") == b'"new"'
+        assert value_in(replica.view.store, b"k") == b'"new"'
 
 
 def test_a_store_that_cannot_be_closed_is_rebuilt_all_the_same(tmp_path, changelog, monkeypatch):
@@ -297,7 +298,7 @@ def test_a_store_that_cannot_be_closed_is_rebuilt_all_the_same(tmp_path, changel
         append(changelog, 0, 1, [(b'"new"', b"1", 0)])
         wait_until(lambda: replica.view.store is not old, "another store")
         wait_until(
-            lambda: replica.view.store.get(USER_TAG + b'"new"') == b"1" and not replica.view.diverged,
+            lambda: value_in(replica.view.store, b'"new"') == b"1" and not replica.view.diverged,
             "the rebuild",
         )
         # All of its first keys are checked against the partitioner again.
@@ -319,7 +320,7 @@ def test_store_opened_offline_is_not_served_for_another_log(tmp_path, changelog,
     with started(tmp_path, changelog, StoreFactory) as manager:
         wait_until(lambda: set(applied(manager).values()) == {30}, "all is applied")
         for partition in range(PARTITIONS):
-            assert manager.replicas["a", partition].view.store.get(USER_TAG + b"k") is None
+            assert value_in(manager.replicas["a", partition].view.store, b"k") is None
 
 
 def test_waiting_restores_request_end_offsets_in_turn(tmp_path, changelog, monkeypatch):
@@ -394,7 +395,7 @@ def test_replaced_logs_store_is_never_served(tmp_path, changelog, monkeypatch):
             # What is told of it is not what is told of a replica that is current.
             assert lag_of(replica.view.progress, boot_ms()) == UNKNOWN_LAG
         wait_until(lambda: replica.view.restored and not replica.view.diverged, "the rebuild")
-        assert (replica.view.store.get(USER_TAG + b'"new"'), replica.view.store.get(USER_TAG + b"k")) == (
+        assert (value_in(replica.view.store, b'"new"'), value_in(replica.view.store, b"k")) == (
             b"1",
             None,
         )
@@ -468,7 +469,7 @@ def test_a_store_that_is_lost_while_it_is_open_is_rebuilt(tmp_path, changelog, m
         append(changelog, 0, 2, [(b'"new"', b"1", 0)])
         wait_until(lambda: applied(manager).get(TASKS[0]) == 2, "the rebuild")
         store = manager.replicas["a", 0].view.store
-        assert (store.get(USER_TAG + b'"new"'), store.get(USER_TAG + b"k")) == (b"1", b"1")
+        assert (value_in(store, b'"new"'), value_in(store, b"k")) == (b"1", b"1")
 
 
 def test_what_was_written_though_it_was_refused_is_known_to_followers(tmp_path, changelog):
@@ -528,4 +529,4 @@ def test_what_was_polled_and_not_applied_is_polled_again(tmp_path, changelog, mo
         wait_until(lambda: not refusals, "both refusals")
         append(changelog, 0, 3, [(b"newer", b"1", 0)])
         wait_until(lambda: applied(manager).get(TASKS[0]) == 3, "all is applied")
-        assert store.get(USER_TAG + b'"new"') == b"1"
+        assert value_in(store, b'"new"') == b"1"

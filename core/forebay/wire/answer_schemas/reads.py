@@ -13,6 +13,8 @@ from forebay.store_kinds import StoreKind
 from forebay.wire.answer_schemas.components import PROBLEM, one_of
 from forebay.wire.answer_schemas.members import Host, JsonValue, LagFigures, Natural, Role, UnprovenEnds
 
+TimestampMs = Annotated[int, Meta(description="The timestamp of the record that wrote it, in epoch milliseconds.")]
+
 
 class AnsweringReplica(Struct, frozen=True):
     """The replica that answered, and how far it was."""
@@ -30,6 +32,7 @@ class KeyAnswer(AnsweringReplica, frozen=True):
     store: str
     key: JsonValue
     value: JsonValue
+    timestamp_ms: TimestampMs
 
 
 class KeyProblem(Struct, frozen=True):
@@ -70,7 +73,11 @@ def list_answer(kind: StoreKind, keyed: bool) -> type[Struct]:
     name = f"{'Key' if keyed else ''}{kind.items.capitalize()}"
     key: list[tuple[str, Any]] = [("key", JsonValue)]
     times = [(time, int) for time in kind.time_names]
-    item = defstruct(f"{name}Item", [*([] if keyed else key), *times, ("value", JsonValue)], frozen=True)
+    item = defstruct(
+        f"{name}Item",
+        [*([] if keyed else key), *times, ("value", JsonValue), ("timestamp_ms", TimestampMs)],
+        frozen=True,
+    )
     listed = (kind.items, list[item])  # type: ignore[valid-type]
     return defstruct(
         f"{name}Answer",
