@@ -7,12 +7,13 @@ import itertools
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from forebay.clock import boot_ms, epoch_ms
+from forebay.durations import time_text
 from forebay.errors import NotReady, Problem
 from forebay.lag import Lag, Tolerance
 from forebay.process_identity import Identity
@@ -21,12 +22,14 @@ from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
 from forebay.task_ids import TaskId
 from forebay.topology_file import load_topology
+from forebay.unproven import UnprovenRange
 from forebay.wire.answer_schemas.replicas import ReplicaRow
 from forebay.wire.answer_schemas.status import Ceiling, MapGeneration, WorkerStatus
 from forebay_changelog import open_changelog
 from forebay_web.event_streams import EventStreams
 from forebay_web.health.findings import Finding
 from forebay_web.health.replica_states import ReplicaState
+from forebay_web.health.survey import silent_writers
 from forebay_web.limits import Limits
 from forebay_worker.changelog_topics import TopicCreation
 from forebay_worker.group.assignor import AssignmentPolicy
@@ -47,7 +50,7 @@ from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.manager import TaskManager
 from forebay_worker.tasks.recovery import RecoveryPolicy
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.tasks.writer_notices import writer_notices
+from forebay_worker.tasks.replica_view import ReplicaView
 
 log = logging.getLogger(__name__)
 
@@ -360,4 +363,39 @@ class Worker:
 
 def _notices(replica: Replica, lag: Lag) -> dict[str, str]:
     """What is wrong with a replica's log or with its writers, by kind."""
-    return {**replica.notices, **writer_notices(replica.served.view, lag, epoch_ms())}
+    return {**replica.notices, **_writer_notices(replica.served.view, lag, epoch_ms())}
+
+
+def _writer_notices(view: ReplicaView, lag: Lag, now_epoch_ms: float) -> dict[str, str]:
+    """What is wrong with those who write to a log, as its heartbeats tell it, and the remedy, by kind; ``lag`` is
+    the replica's, as it can be proven."""
+    found = {}
+    silent = silent_writers(view.spec, view.beat_epoch_ms, lag, now_epoch_ms)
+    if silent:
+        found["writer-silent"] = _silent(view.spec.name, silent)
+    unproven = [one for one in view.unproven if view.is_kept(one)]
+    if unproven:
+        found["entries-unproven"] = _UNPROVEN.format(" and ".join(map(_span, unproven)))
+    return found
+
+
+def _silent(store: str, silent: Mapping[str, int]) -> str:
+    """Nobody else may notice: without a source, the age of what a tap writes is unknown."""
+    named = ", ".join(f"{writer!r} since {time_text(since_ms)}" for writer, since_ms in silent.items())
+    return (
+        f"no heartbeat came from the writer {named}, so the store may be as old. Start its Spark query or tap "
+        "(forebay spark follow) again. If its batches are to take longer, give the store a max_age_ms in the "
+        f"topology. If it is gone for good, retire it: forebay changelog retire-writer {store} WRITER."
+    )
+
+
+_UNPROVEN = (
+    "what ended {} may be missing, since its tap did not see it leave the state. Lists of that time say complete: "
+    "false until retention_ms has passed it. For the tap's next absence, raise "
+    "spark.sql.streaming.minBatchesToRetain of the query as docs/state-tap.md says."
+)
+
+
+def _span(unproven: UnprovenRange) -> str:
+    until = f"until {time_text(unproven.to_ms)}"
+    return until if unproven.from_ms is None else f"from {time_text(unproven.from_ms)} {until}"

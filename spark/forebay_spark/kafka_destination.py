@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from forebay.errors import SinkError
 from forebay.store_spec import StoreSpec
+from forebay_changelog.kafka.url import ALLOWED_URLS
 from forebay_spark.destinations import BatchId, refusing
 from forebay_spark.executor import several_rows
 from forebay_spark.records import kafka_records
@@ -33,6 +34,7 @@ class KafkaDestination:
 
     def __init__(self, changelog: KafkaChangelog) -> None:
         self._options = _BATCHING | changelog.kafka.spark()
+        self._token_endpoint = changelog.kafka.token_endpoint
 
     def check(self, session: SparkSession) -> None:
         """Refuse speculation: a lost attempt keeps producing, after what came later. Refuse to go without Spark's
@@ -54,6 +56,8 @@ class KafkaDestination:
                 "Spark has no Kafka connector. Start it with spark.jars.packages="
                 f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}."
             ) from error
+        if self._token_endpoint is not None:
+            _require_allowed(session, self._token_endpoint)
         redacted = session.conf.get(_REDACTED) or ""
         if _SECRETS not in redacted:
             session.conf.set(_REDACTED, f"{redacted}|{_SECRETS}" if redacted else _SECRETS)
@@ -85,6 +89,23 @@ class KafkaDestination:
     def _send(self, records: DataFrame, spec: StoreSpec) -> None:
         writer = kafka_records(records, spec).write.format("kafka").options(**self._options)
         refusing(spec, writer.option("topic", spec.topic).save)
+
+
+def _require_allowed(session: SparkSession, token_endpoint: str) -> None:
+    """Raise ``SinkError`` unless Java's client may ask for tokens: from version 4 on each task would fail.
+
+    Why for all versions: the job would stop at an upgrade of Spark.
+    """
+    assert session._jvm is not None
+    on_driver = str(session._jvm.java.lang.System.getProperty(ALLOWED_URLS) or "")
+    on_executors = str(session.conf.get("spark.executor.extraJavaOptions", "") or "")
+    is_local = str(session.conf.get("spark.master", "")).startswith("local")
+    if token_endpoint not in on_driver or not (is_local or token_endpoint in on_executors):
+        raise SinkError(
+            "Kafka's Java client asks no token endpoint that is not allowed. Start Spark with "
+            f"spark.driver.extraJavaOptions=-D{ALLOWED_URLS}={token_endpoint}, and with "
+            "spark.executor.extraJavaOptions of the same."
+        )
 
 
 def _latest(records: DataFrame, spec: StoreSpec, order: tuple[str, ...]) -> DataFrame:

@@ -12,8 +12,8 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "core": Part("forebay", 7_900, 7_500),
-    "changelog": Part("forebay_changelog", 5_450, 5_200),
+    "core": Part("forebay", 8_000, 7_500),
+    "changelog": Part("forebay_changelog", 5_600, 5_300),
     "client": Part("forebay_client", 3_900, 3_900),
     "web": Part("forebay_web", 6_750, 5_500),
     "console": Part("forebay_console", 1_150, 1_150),

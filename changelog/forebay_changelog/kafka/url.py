@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 from forebay.errors import SettingError
 from forebay.file_access import cause
@@ -14,7 +14,12 @@ from forebay.networks import parse_port
 
 _FORM = "kafka://HOST:PORT,HOST:PORT?name=value&properties=FILE"
 _SUPPORTED_BY_ALL = {"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"}
-_MECHANISMS = {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI"}
+_OAUTH = "OAUTHBEARER"
+_MECHANISMS = {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", _OAUTH}
+_OF_OIDC = "sasl.oauthbearer."
+_NEEDED_FOR_OIDC = tuple(f"{_OF_OIDC}{name}" for name in ("client.id", "client.secret", "token.endpoint.url"))
+ALLOWED_URLS = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
+"""The JVM's property that lists the token endpoints which Java's client may ask, from version 4 on."""
 _OWN = {
     "bootstrap.servers": "give the brokers before the question mark",
     "group.id": "a worker's group is its application_id",
@@ -47,6 +52,10 @@ _OF_AIOKAFKA = frozenset(
         "sasl.username",
         "sasl.password",
         "sasl.kerberos.service.name",
+        *_NEEDED_FOR_OIDC,
+        f"{_OF_OIDC}method",
+        f"{_OF_OIDC}scope",
+        f"{_OF_OIDC}extensions",
     }
 )
 _OF_CONNECTIONS = ("ssl.", "enable.ssl.", "sasl.", "enable.sasl.")
@@ -106,6 +115,8 @@ class KafkaUrl:
         if protocol.startswith("SASL") and mechanism not in _MECHANISMS:
             known = ", ".join(sorted(_MECHANISMS))
             raise SettingError(f"{_shown(url)!r}: sasl.mechanism {mechanism!r} is not one of {known}.")
+        if protocol.startswith("SASL") and mechanism == _OAUTH:
+            _require_oidc(url, properties)
         for name in properties:
             if name.startswith(_OF_CONNECTIONS) and name not in _OF_AIOKAFKA and name not in _OF_KERBEROS:
                 raise SettingError(
@@ -147,7 +158,17 @@ class KafkaUrl:
             arguments["sasl_plain_username"] = properties.get("sasl.username")
             arguments["sasl_plain_password"] = properties.get("sasl.password")
             arguments["sasl_kerberos_service_name"] = properties.get("sasl.kerberos.service.name", "kafka")
+        if self.token_endpoint is not None:
+            from forebay_changelog.kafka.oidc_tokens import OidcTokens
+
+            arguments["sasl_oauth_token_provider"] = OidcTokens(properties, _extensions(properties))
         return arguments
+
+    @property
+    def token_endpoint(self) -> str | None:
+        """Where clients get their tokens, None if they use none."""
+        is_used = _mechanism(self.properties) == _OAUTH
+        return self.properties.get(f"{_OF_OIDC}token.endpoint.url") if is_used else None
 
     def spark(self) -> dict[str, str]:
         """The options of Spark's Kafka sink, whose client is Java's; properties of librdkafka alone are left out.
@@ -175,6 +196,8 @@ class KafkaUrl:
             }
             if "ssl.key.password" in properties:
                 options["kafka.ssl.key.password"] = properties["ssl.key.password"]
+        if self.token_endpoint is not None:
+            options |= _oidc_of_java(properties, self.token_endpoint)
         if "sasl.username" in properties:
             mechanism = _mechanism(properties)
             module = "scram.ScramLoginModule" if mechanism.startswith("SCRAM") else "plain.PlainLoginModule"
@@ -199,6 +222,55 @@ def _require_server(url: str, server: str) -> None:
         raise SettingError(f"{_shown(url)!r}: {server!r} is not HOST:PORT: {error}.") from None
     if not host or in_brackets != any(c in host for c in ":[]"):
         raise SettingError(f"{_shown(url)!r}: {server!r} is not HOST:PORT.")
+
+
+def _require_oidc(url: str, properties: Mapping[str, str]) -> None:
+    """Raises ``SettingError`` unless all clients can get tokens."""
+    if properties.get(f"{_OF_OIDC}method", "").lower() != "oidc":
+        raise SettingError(
+            f"{_shown(url)!r}: sasl.mechanism OAUTHBEARER needs {_OF_OIDC}method=oidc: clients get "
+            "their tokens from the issuer."
+        )
+    missing = [name for name in _NEEDED_FOR_OIDC if not properties.get(name)]
+    if missing:
+        raise SettingError(f"{_shown(url)!r}: sasl.mechanism OAUTHBEARER needs {' and '.join(missing)} as well.")
+    endpoint = properties[f"{_OF_OIDC}token.endpoint.url"]
+    if urlsplit(endpoint).scheme not in ("http", "https"):
+        raise SettingError(f"{_shown(url)!r}: {_OF_OIDC}token.endpoint.url {endpoint!r} is no http or https URL.")
+    try:
+        _extensions(properties)
+    except ValueError as error:
+        raise SettingError(f"{_shown(url)!r}: {error}.") from None
+
+
+def _extensions(properties: Mapping[str, str]) -> dict[str, str]:
+    """The SASL extensions, ``name=value`` after a comma each; raises ``ValueError``."""
+    pairs = [pair.partition("=") for pair in properties.get(f"{_OF_OIDC}extensions", "").split(",") if pair]
+    if not all(name and equals for name, equals, _ in pairs):
+        raise ValueError(f"{_OF_OIDC}extensions is not of the form name=value,name=value")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _oidc_of_java(properties: Mapping[str, str], endpoint: str) -> dict[str, str]:
+    """Java's client takes what identifies it from its login's options (KIP-768)."""
+    login = {
+        "clientId": properties[f"{_OF_OIDC}client.id"],
+        "clientSecret": properties[f"{_OF_OIDC}client.secret"],
+        **{f"extension_{name}": value for name, value in _extensions(properties).items()},
+    }
+    if f"{_OF_OIDC}scope" in properties:
+        login["scope"] = properties[f"{_OF_OIDC}scope"]
+    if "https.ca.location" in properties:
+        login |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": properties["https.ca.location"]}
+    module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+    given = " ".join(f"{name}={_quoted(value)}" for name, value in login.items())
+    handler = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
+    return {
+        "kafka.sasl.mechanism": _OAUTH,
+        "kafka.sasl.jaas.config": f"{module} required {given};",
+        "kafka.sasl.login.callback.handler.class": handler,
+        "kafka.sasl.oauthbearer.token.endpoint.url": endpoint,
+    }
 
 
 def _mechanism(properties: Mapping[str, str]) -> str:

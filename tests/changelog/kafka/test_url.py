@@ -12,6 +12,10 @@ from forebay_changelog.kafka.topic_states import TopicChanges, TopicStates
 from forebay_changelog.kafka.url import KafkaUrl
 from tests.support.cluster import wait_until
 
+OAUTH = "kafka://a:1?security.protocol=SASL_SSL&sasl.mechanism=OAUTHBEARER"
+OIDC = f"{OAUTH}&sasl.oauthbearer.method=oidc"
+CREDENTIALS = f"{OIDC}&sasl.oauthbearer.client.id=me&sasl.oauthbearer.client.secret=p%22"
+TOKENS = f"{CREDENTIALS}&sasl.oauthbearer.token.endpoint.url=https://issuer/token"
 CA = ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt"
 
 
@@ -80,7 +84,17 @@ def test_secrets_are_shown_neither_in_logs_nor_in_refusals():
         ("kafka://a:0", "'a:0' is not HOST:PORT"),
         ("kafka://a:1?sasl.password=a#b", "'#' as '%23'"),
         ("kafka://a:1?security.protocol=TLS", "'TLS' is not one of PLAINTEXT, SASL_PLAINTEXT, SASL_SSL, SSL"),
-        ("kafka://a:1?security.protocol=SASL_SSL&sasl.mechanism=OAUTHBEARER", "not one of GSSAPI, PLAIN, SCRAM"),
+        (
+            "kafka://a:1?security.protocol=SASL_SSL&sasl.mechanism=DIGEST-MD5",
+            "not one of GSSAPI, OAUTHBEARER",
+        ),
+        (OAUTH, r"OAUTHBEARER needs sasl\.oauthbearer\.method=oidc"),
+        (
+            f"{OIDC}&sasl.oauthbearer.client.id=a",
+            r"needs .*client\.secret and .*endpoint\.url",
+        ),
+        (f"{CREDENTIALS}&sasl.oauthbearer.token.endpoint.url=a", "'a' is no http or https URL"),
+        (f"{TOKENS}&sasl.oauthbearer.extensions=a", "extensions is not of the form name=value,name=value"),
     ],
 )
 def test_a_url_of_another_form_is_refused(url: str, complaint: str):
@@ -104,7 +118,7 @@ def test_what_forebay_decides_itself_may_not_be_set(name: str):
         KafkaUrl.parse(f"kafka://a:1?{name}=x")
 
 
-@pytest.mark.parametrize("name", ["ssl.ca.pem", "enable.ssl.certificate.verification", "sasl.oauthbearer.method"])
+@pytest.mark.parametrize("name", ["ssl.ca.pem", "enable.ssl.certificate.verification", "sasl.oauthbearer.config"])
 def test_property_of_a_single_client_is_refused(name: str):
     """A TLS property that only one of the Kafka clients knows is refused with the remedy."""
     with pytest.raises(SettingError, match=rf"sets '{name}', which only one .* PEM files, by ssl\.ca\.location"):
@@ -144,6 +158,21 @@ def test_every_client_logs_in_alike(name: str, mechanism: str):
         rf'org.apache.kafka.common.security.{module} required username="ann" password="p\"\\";'
     )
     assert url.librdkafka()[name] == mechanism
+
+
+def test_every_client_gets_tokens_alike():
+    of_a_cluster = "&sasl.oauthbearer.scope=logs&sasl.oauthbearer.extensions=logicalCluster%3Dlkc-1"
+    url = KafkaUrl.parse(f"{TOKENS}{of_a_cluster}&https.ca.location={CA}")
+    asyncio_client = url.aiokafka()
+    assert asyncio_client["sasl_mechanism"] == "OAUTHBEARER"
+    assert asyncio_client["sasl_oauth_token_provider"].extensions() == {"logicalCluster": "lkc-1"}
+    spark = url.spark()
+    assert spark["kafka.sasl.oauthbearer.token.endpoint.url"] == "https://issuer/token"
+    assert spark["kafka.sasl.jaas.config"].endswith(
+        'OAuthBearerLoginModule required clientId="me" clientSecret="p\\"" extension_logicalCluster="lkc-1" '
+        f'scope="logs" ssl.truststore.type="PEM" ssl.truststore.location="{CA}";'
+    )
+    assert url.librdkafka()["sasl.oauthbearer.method"] == "oidc"
 
 
 @pytest.mark.parametrize(
