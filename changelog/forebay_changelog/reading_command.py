@@ -12,8 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from forebay.cli import worker_settings
-from forebay.clock import epoch_ms
-from forebay.durations import duration, time_text
+from forebay.clock import duration, epoch_ms, time_text
 from forebay.errors import SettingError, TopicRefused
 from forebay.output import Output, json_output, progress, quantity
 from forebay.store_spec import StoreSpec

@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from forebay.clock import time_text
 from forebay.codecs.keys import KeyCodec
 from forebay.codecs.values import ValueCodec
-from forebay.durations import time_text
 from forebay.store_spec import StoreSpec
 from forebay_changelog.base import Heartbeat, Record
 from forebay_changelog.record_headers import writer_of

@@ -19,7 +19,7 @@ from rich.highlighter import JSONHighlighter
 from rich.text import Text
 
 from forebay.client import Answer, Client, ReplicaInfo
-from forebay.durations import duration
+from forebay.clock import duration
 from forebay.errors import ForebayError, Problem
 from forebay.lag import Lag, worst_lag
 from forebay.output import Output, json_output

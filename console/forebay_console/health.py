@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from forebay.clock import epoch_ms
-from forebay.durations import duration
+from forebay.clock import duration, epoch_ms
 from forebay.lag import Lag, worst_lag
 from forebay_console.answer_schemas import HealthAnswer, RestoreUnderWay, StoreHealth, WorkerCounts
 from forebay_web.health.findings import Finding

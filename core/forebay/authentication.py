@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 import logging
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any, Protocol
 
-from forebay.bearer_tokens import TokensFile
+from forebay.bearer_tokens import BearerTokens, TokenHolder, TokensFile
 from forebay.errors import Forbidden, SettingError
 from forebay.logs import LogThrottle
+from forebay.settings.table import TierSettings
 
 log = logging.getLogger(__name__)
 
+_DOTS_OF_SIGNED = 2
 AUTHENTICATOR_ENTRY_POINTS = "forebay.authenticators"
 
 
@@ -34,13 +35,53 @@ class Authenticator(Protocol):
         ...
 
 
-def make_authenticator(name: str | None, tokens_file: Path | None) -> Authenticator | None:
-    """The authenticator named by the settings, None if they name none; raises ``SettingError``."""
-    if name is not None and tokens_file is not None:
-        raise SettingError("--authenticator and --auth-tokens-file are both given; leave one of them out.")
-    if tokens_file is not None:
-        return TokensFile(tokens_file)
-    return None if name is None else _installed(name)
+def make_authenticator(settings: TierSettings) -> Authenticator | None:
+    """The authenticator that the settings ask for, None if they ask for none; raises ``SettingError``."""
+    name, tokens_file, issuer = settings.authenticator, settings.auth_tokens_file, settings.auth_jwt_issuer
+    if name is not None:
+        for other, given in (("--auth-tokens-file", tokens_file), ("--auth-jwt-issuer", issuer)):
+            if given is not None:
+                raise SettingError(f"--authenticator and {other} are both given; leave one of them out.")
+        return _installed(name)
+    file = None if tokens_file is None else TokensFile(tokens_file)
+    if issuer is None:
+        return file
+    issued = _issued(settings, issuer)
+    return issued if file is None else _EitherTokens(file, issued)
+
+
+def _issued(settings: TierSettings, issuer: str) -> BearerTokens:
+    # Its packages come with the servers' extras, not with the base install.
+    from forebay.jwt_tokens import JwtTokens, Trust
+
+    if settings.auth_jwt_audience is None:
+        raise SettingError(
+            "--auth-jwt-issuer needs --auth-jwt-audience: without it, tokens that the issuer made for other "
+            "services would be accepted."
+        )
+    trust = Trust(issuer, settings.auth_jwt_audience, settings.auth_jwks_url)
+    return JwtTokens(trust)
+
+
+class _EitherTokens(BearerTokens):
+    """Accepts the tokens of a file, and those of an issuer."""
+
+    def __init__(self, file: BearerTokens, issued: BearerTokens) -> None:
+        self._file = file
+        self._issued = issued
+
+    def authenticate(self, method: str, path: str, authorization: bytes) -> None:
+        self._of(authorization).authenticate(method, path, authorization)
+
+    def holder(self, authorization: bytes) -> TokenHolder:
+        return self._of(authorization).holder(authorization)
+
+    def digests(self) -> frozenset[bytes]:
+        return self._file.digests()
+
+    def _of(self, authorization: bytes) -> BearerTokens:
+        # A signed token has three parts.
+        return self._issued if authorization.count(b".") == _DOTS_OF_SIGNED else self._file
 
 
 class _Strict:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from forebay.bounded_cache import remembered
 from forebay.clock import boot_ms
@@ -34,14 +36,14 @@ def bearer(token: str) -> str:
     return f"Bearer {token}"
 
 
-def _token_of(authorization: bytes) -> bytes | None:
+def token_of(authorization: bytes) -> bytes | None:
     """A request's token, None if it has another scheme or none."""
     scheme, _, token = authorization.partition(b" ")
     return token.strip(b" ") if scheme.lower() == b"bearer" else None
 
 
 def _holder_of(authorization: bytes) -> bytes:
-    token = _token_of(authorization)
+    token = token_of(authorization)
     return hashlib.sha256(authorization if token is None else token).digest()
 
 
@@ -49,7 +51,31 @@ holder_of = remembered(_holder_of, _MAX_REMEMBERED, _MAX_REMEMBERED_BYTES)
 """Whom a request's ``Authorization`` names: the same for every spelling of one token, and for its tickets."""
 
 
-class TokensFile:
+class TokenHolder(NamedTuple):
+    """A token that is accepted, by its SHA-256; ``until_ms`` is in milliseconds since 1970, None if it is accepted
+    as long as it is among the ``digests``."""
+
+    digest: bytes
+    until_ms: int | None
+
+
+class BearerTokens(ABC):
+    """Accepts requests with certain tokens, of which tickets can be made."""
+
+    @abstractmethod
+    def authenticate(self, method: str, path: str, authorization: bytes) -> None:
+        """Return None to allow a request; raise ``Unauthenticated`` to refuse it."""
+
+    @abstractmethod
+    def holder(self, authorization: bytes) -> TokenHolder:
+        """A request's token; raises as ``authenticate`` does."""
+
+    @abstractmethod
+    def digests(self) -> frozenset[bytes]:
+        """The SHA-256 of every token that is accepted until it is removed."""
+
+
+class TokensFile(BearerTokens):
     """Accepts every request with one of a file's tokens.
 
     Each line is ``NAME TOKEN`` or ``NAME sha256:HEX``, with the SHA-256 of the token; empty lines and those that
@@ -71,23 +97,21 @@ class TokensFile:
             self._digests, self._let_in = digests, set()
         # Sets are searched by hash: the time that takes does not reveal how much of a token was right.
         if authorization not in self._let_in:
-            self.digest_of(authorization)
+            self.holder(authorization)
             if len(self._let_in) < _MAX_REMEMBERED and len(authorization) <= _MAX_REMEMBERED_BYTES:
                 self._let_in.add(authorization)
 
     def digests(self) -> frozenset[bytes]:
-        """The SHA-256 of every token that is accepted now."""
         return self._file()
 
-    def digest_of(self, authorization: bytes) -> bytes:
-        """The SHA-256 of a request's token; raises ``Unauthenticated`` unless it is one of the file's."""
-        token = _token_of(authorization)
+    def holder(self, authorization: bytes) -> TokenHolder:
+        token = token_of(authorization)
         if token is None:
             raise Unauthenticated("The request has no token; send the header Authorization: Bearer TOKEN.")
         digest = hashlib.sha256(token).digest()
         if not token or digest not in self._digests:
             raise Unauthenticated("The request's token is not known here.")
-        return digest
+        return TokenHolder(digest, None)
 
 
 def _read_digests(text: str) -> frozenset[bytes]:

@@ -1,9 +1,13 @@
-"""The two clocks: the boot-time clock for elapsed time, the wall clock for moments that other machines see."""
+"""The two clocks: the boot-time clock for elapsed time, the wall clock for moments that other machines see.
+
+And what both show, for people.
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from datetime import UTC, datetime
 
 
 def boot_ms() -> float:
@@ -39,3 +43,24 @@ def latest_epoch_ms() -> float:
     now_boot_ms = boot_ms()
     _largest_offset_ms = max(_largest_offset_ms, epoch_ms() - now_boot_ms)
     return now_boot_ms + _largest_offset_ms
+
+
+def duration(ms: float) -> str:
+    """Milliseconds for people."""
+    if ms < 1_000:
+        return f"{ms:.0f} ms"
+    if ms < 120_000:
+        return f"{ms / 1_000:.1f} s"
+    return f"{ms / 60_000:.0f} min" if ms < 7_200_000 else f"{ms / 3_600_000:.0f} h"
+
+
+def time_text(moment_epoch_ms: int) -> str:
+    """An epoch time in milliseconds as RFC 3339, or the number if no calendar has it."""
+    try:
+        return (
+            datetime.fromtimestamp(moment_epoch_ms / 1000, UTC)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z")
+        )
+    except (ValueError, OverflowError, OSError):
+        return str(moment_epoch_ms)

@@ -80,7 +80,7 @@ def run(settings: RouterSettings, place: ProcessSlot, *inherited: socket.socket)
     from forebay_web.fast_path import addressed, guarded, make_protocol
     from forebay_web.hosts import allowed_hosts
 
-    authenticator = make_authenticator(settings.authenticator, settings.auth_tokens_file)
+    authenticator = make_authenticator(settings)
     tls = listener_tls(settings.tls_certificate_file, settings.tls_key_file)
     allow_open_files()
     own = settings.listen if place.is_single else tcp_addresses(settings.listen)

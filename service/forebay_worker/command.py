@@ -109,7 +109,7 @@ def run(settings: WorkerSettings, place: ProcessSlot) -> None:
     from forebay_worker.worker import Worker
 
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    authenticator = make_authenticator(settings.authenticator, settings.auth_tokens_file)
+    authenticator = make_authenticator(settings)
     tls = listener_tls(settings.tls_certificate_file, settings.tls_key_file)
     host = advertised(settings.listen, settings.advertise)
     allow_open_files()

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from forebay.clock import boot_ms, epoch_ms
-from forebay.durations import time_text
+from forebay.clock import boot_ms, epoch_ms, time_text
 from forebay.errors import NotReady, Problem
 from forebay.lag import Lag, Tolerance
 from forebay.process_identity import Identity

@@ -2,32 +2,40 @@ from pathlib import Path
 
 import pytest
 
-from forebay.authentication import make_authenticator
+from forebay.authentication import Authenticator, make_authenticator
 from forebay.bearer_tokens import TokensFile
 from forebay.errors import Forbidden, SettingError
+from forebay.settings import RouterSettings
+from forebay.settings.reading import load_settings
 from tests.support.installed import install_authenticator
 from tests.support.tokens import token_of
 
 
+def made(name: str | None, tokens_file: Path | None, **others: str) -> Authenticator | None:
+    flags = {"authenticator": name, "auth_tokens_file": tokens_file and str(tokens_file), **others}
+    given = {"seeds": "127.0.0.1:1", **{flag: value for flag, value in flags.items() if value is not None}}
+    return make_authenticator(RouterSettings(**load_settings("router", given, {})))
+
+
 def test_nobody_authenticates_unless_a_setting_demands_it():
-    assert make_authenticator(None, None) is None
+    assert made(None, None) is None
 
 
 def test_a_tokens_file_makes_one(tmp_path: Path):
     path = tmp_path / "tokens"
     path.write_text(f"ann {token_of('ann')}")
-    assert isinstance(make_authenticator(None, path), TokensFile)
+    assert isinstance(made(None, path), TokensFile)
 
 
 def test_two_of_them_are_refused(tmp_path: Path):
     with pytest.raises(SettingError, match=r"--authenticator and --auth-tokens-file"):
-        make_authenticator("by-store", tmp_path / "tokens")
+        made("by-store", tmp_path / "tokens")
 
 
 def test_an_installed_one_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     install_authenticator(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    found = make_authenticator("by-store", None)
+    found = made("by-store", None)
     assert found is not None
     found.authenticate("GET", "/v1/stores/counts/keys/a", b"Bearer counts")
     with pytest.raises(Forbidden):
@@ -36,11 +44,11 @@ def test_an_installed_one_is_found_by_its_name(tmp_path: Path, monkeypatch: pyte
 
 def test_one_that_is_not_installed_is_named_with_those_that_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(SettingError, match=r"'nobody'.*forebay\.authenticators.*none"):
-        make_authenticator("nobody", None)
+        made("nobody", None)
     install_authenticator(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SettingError, match="by-store"):
-        make_authenticator("nobody", None)
+        made("nobody", None)
 
 
 class Installed:
@@ -59,7 +67,7 @@ class Installed:
 def test_anything_returned_but_none_refuses(monkeypatch: pytest.MonkeyPatch, caplog, outcome):
     given = Installed(lambda self, method, path, authorization: outcome)
     monkeypatch.setattr("forebay.authentication.entry_points", lambda **_: [given])
-    found = make_authenticator("given", None)
+    found = made("given", None)
     assert found is not None
     for _ in range(2):
         with pytest.raises(Forbidden):
@@ -75,7 +83,7 @@ def test_an_asynchronous_one_is_refused_at_the_start(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("forebay.authentication.entry_points", lambda **_: [Installed(authenticate)])
     with pytest.raises(SettingError, match="asynchronous"):
-        make_authenticator("given", None)
+        made("given", None)
 
 
 def test_a_coroutine_that_is_returned_refuses(monkeypatch: pytest.MonkeyPatch):
@@ -84,7 +92,7 @@ def test_a_coroutine_that_is_returned_refuses(monkeypatch: pytest.MonkeyPatch):
 
     given = Installed(lambda self, method, path, authorization: later())
     monkeypatch.setattr("forebay.authentication.entry_points", lambda **_: [given])
-    found = make_authenticator("given", None)
+    found = made("given", None)
     assert found is not None
     with pytest.raises(Forbidden):
         found.authenticate("GET", "/v1/stores", b"")

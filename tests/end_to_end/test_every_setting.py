@@ -47,6 +47,7 @@ from forebay_worker.worker import Worker
 from tests.end_to_end.test_tls import Authority
 from tests.support.cluster import Cluster, free_port, wait_until
 from tests.support.installed import install_authenticator
+from tests.support.issuer import Issuer
 from tests.support.tokens import header_of, token_of
 
 STORE = "counts_by_customer"
@@ -63,6 +64,7 @@ name = "{STORE}"
 VALUES = {b"k1": b'"v"'}
 KEY = f"/v1/stores/{STORE}/keys/k1"
 ORIGIN = "https://a.example"
+ISSUER = "https://issuer.example"
 TICKET_KEY = "k" * 40
 MEBIBYTE = 1 << 20
 HOST = HostInfo("here", 8080)
@@ -129,7 +131,10 @@ class Stage:
             f"{self.directory}/ticket-key",
         )
         web = ("--allowed-hosts", "mine.example", "--cors-allow-origins", ORIGIN, "--max-connections", "40")
-        both = (*files, *web, "--socket-group", str(another_group()))
+        self.issuer = self._ends.enter_context(Issuer({}, audience=STORE))
+        issued = ("--auth-jwt-issuer", ISSUER, "--auth-jwt-audience", STORE)
+        issued = (*issued, "--auth-jwks-url", f"{self.issuer.url}/jwks")
+        both = (*files, *web, *issued, "--socket-group", str(another_group()))
         stray = self.directory / "tokens" / "state-0" / "test" / layout.store_path(TaskId(0, 0), "stray")
         stray.mkdir(parents=True)
         own = (
@@ -344,6 +349,14 @@ def demands_tokens(tier: Tier, stage: Stage, _: Built) -> None:
         assert stage.get("tokens", tier, path, authorization="").status_code == 401
 
 
+def accepts_an_issuers_tokens(tier: Tier, stage: Stage, _: Built) -> None:
+    """Its keys, which sign for whoever it says to be, are only where the settings say."""
+    wrong = ({"iss": stage.issuer.url}, {"iss": ISSUER, "aud": "another"})
+    for claims, status in (({"iss": ISSUER}, 200), *((claims, 401) for claims in wrong)):
+        token = stage.issuer.token("ann", **claims)
+        assert stage.get("tokens", tier, KEY, authorization=f"Bearer {token}").status_code == status
+
+
 def asks_the_authenticator(tier: Tier, stage: Stage, _: Built) -> None:
     for path in (KEY, f"/v1/stores/{STORE}"):
         # A worker's other process may have the key.
@@ -403,6 +416,9 @@ BOTH: dict[str, Callable[[Tier, Stage, Built], None]] = {
     "tls_certificate_file": speaks_https,
     "tls_key_file": speaks_https,
     "auth_tokens_file": demands_tokens,
+    "auth_jwt_issuer": accepts_an_issuers_tokens,
+    "auth_jwt_audience": accepts_an_issuers_tokens,
+    "auth_jwks_url": accepts_an_issuers_tokens,
     "authenticator": asks_the_authenticator,
     "ticket_key_file": signs_tickets_with_the_key,
     "allow_anonymous": may_be_anonymous,

@@ -671,7 +671,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "any-token-accepted",
             "only a token of the file is accepted",
-            "forebay.bearer_tokens:TokensFile.digest_of",
+            "forebay.bearer_tokens:TokensFile.holder",
             "digest not in self._digests",
             "False",
             "core/test_bearer_tokens.py::test_anything_else_is_refused",

@@ -12,7 +12,7 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "core": Part("forebay", 8_000, 7_500),
+    "core": Part("forebay", 8_250, 7_700),
     "changelog": Part("forebay_changelog", 5_600, 5_300),
     "client": Part("forebay_client", 3_900, 3_900),
     "web": Part("forebay_web", 6_750, 5_500),

@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 
+from forebay.bearer_tokens import TokenHolder
 from forebay.errors import Overloaded
 from forebay_web.forwarding import TrustedProxies
 from forebay_web.limits import Limit, Peer, Peers
@@ -53,7 +54,7 @@ def test_every_spelling_of_a_token_and_its_tickets_are_one_peer():
     first = sent(token=b"Bearer ann-and-her-token")
     assert sent(token=b"bearer   ann-and-her-token ") is first
     assert peers.sent_by("192.0.2.2", b"BEARER ann-and-her-token", b"") is first
-    assert sent(ticket=hashlib.sha256(b"ann-and-her-token").digest()) is first
+    assert sent(ticket=TokenHolder(hashlib.sha256(b"ann-and-her-token").digest(), None)) is first
     assert sent(token=b"Bearer " + b"x" * 1_000) is sent(token=b"bearer " + b"x" * 1_000)
     assert sent(token=b"Bearer bob-and-his-token") is not first
 
@@ -63,7 +64,7 @@ def test_tickets_of_one_token_are_one_peer():
     peers = Peers(by_token=True, proxies=TrustedProxies(()))
 
     def peer(address: str, holder: bytes) -> Peer:
-        return peers.of({"client": (address, 1), "headers": [], TICKET_HOLDER: holder})
+        return peers.of({"client": (address, 1), "headers": [], TICKET_HOLDER: TokenHolder(holder, None)})
 
     first = peer("192.0.2.1", b"ann")
     assert peer("192.0.2.2", b"ann") is first

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
-from forebay.bearer_tokens import TokensFile
+from forebay.bearer_tokens import BearerTokens, TokenHolder, TokensFile
 from forebay.errors import Forbidden, Problem, SettingError, Unauthenticated
 from forebay_web.request_guard import Guard, later_refusal
 from forebay_web.tickets import TICKET_LIFETIME_MS, TicketParameter, Tickets, ticket_key_of
@@ -147,7 +147,7 @@ def test_it_does_not_show_its_token(door):
     content = json.loads(base64.urlsafe_b64decode(door.issue().partition(".")[0] + "=="))
     assert (content["store"], content["method"]) == ("counts", "GET")
     assert "ann" not in json.dumps(content)
-    digest = base64.urlsafe_b64encode(door.tokens.digest_of(header_of("ann").encode())).decode()
+    digest = base64.urlsafe_b64encode(door.tokens.holder(header_of("ann").encode()).digest).decode()
     assert not digest.startswith(content["holder"][:20])
 
 
@@ -196,3 +196,26 @@ def test_a_key_of_a_file_takes_effect_and_a_weak_one_is_refused(tmp_path):
         with pytest.raises(SettingError, match="openssl rand") as caught:
             ticket_key_of(path, b"own")
         assert "fff" not in str(caught.value)
+
+
+def test_a_ticket_of_a_token_that_expires_opens_no_stream_after_that(door):
+    """Whichever process opens it: none need know the token."""
+
+    class Issued(BearerTokens):
+        def authenticate(self, method: str, path: str, authorization: bytes) -> None: ...
+
+        def holder(self, authorization: bytes) -> TokenHolder:
+            return TokenHolder(authorization, NOW_MS + 30_000)
+
+        def digests(self) -> frozenset[bytes]:
+            return frozenset()
+
+    ticket, _ = Tickets(lambda: KEY, Issued(), door.clock).issue(b"Bearer a.b.c", "counts", None)
+    other = Tickets(lambda: KEY, Issued(), door.clock)
+    holder = other.open(ticket, "GET", OF_A)
+    door.clock.now_ms += 29_999
+    other.require_known(holder)
+    door.clock.now_ms += 1
+    for opened in (lambda: other.require_known(holder), lambda: other.open(ticket, "GET", OF_A)):
+        with pytest.raises(Unauthenticated, match="was issued for has expired"):
+            opened()

@@ -69,7 +69,7 @@ class Peers:
             return self.named(address)
         # Kept for what the connection counts: the answer, until it is read.
         if self.by_token and scope.get(TICKET_HOLDER):
-            peer = scope[_PEER] = self.named(scope[TICKET_HOLDER])
+            peer = scope[_PEER] = self.named(scope[TICKET_HOLDER].digest)
             return peer
         peer = scope[_PEER] = self.sent_by(
             address,

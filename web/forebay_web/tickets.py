@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay.authentication import Authenticator
-from forebay.bearer_tokens import TokensFile
+from forebay.bearer_tokens import BearerTokens, TokenHolder
 from forebay.clock import epoch_ms
 from forebay.errors import Forbidden, Unauthenticated
 from forebay.reloaded_file import ReloadedFile
@@ -34,6 +34,7 @@ _MAX_CLOCK_DIFFERENCE_MS = 5_000
 """How much a router's clock may be ahead of that of the one which opens its tickets."""
 _CHANGES = re.compile(r"/v1/stores/([^/]+)(?:/keys/([^/]+))?/changes")
 _KEY_BYTES = 32
+_NOBODY = TokenHolder(b"", None)
 _SIGNATURE, _HOLDER = b"forebay-ticket-1\0", b"forebay-ticket-holder\0"
 """What the key is used for: neither use yields a value of the other."""
 
@@ -62,7 +63,8 @@ def _decoded(segment: str) -> str:
 class Ticket:
     """What a ticket opens: streams of a store, those of one key only if ``key`` names one as its path does.
 
-    ``holder`` names the token that it was issued for, without showing it.
+    ``holder`` names the token that it was issued for, without showing it. ``until_ms`` is when that expires, None
+    if it is accepted until it is removed.
     """
 
     holder: str
@@ -70,6 +72,7 @@ class Ticket:
     key: str | None
     expires_ms: int
     method: str = "GET"
+    until_ms: int | None = None
 
     def opens(self, method: str, path: str) -> bool:
         """Whether it is for this request."""
@@ -149,7 +152,7 @@ class Tickets:
     ) -> None:
         self._key = key
         self._authenticator = authenticator
-        self._tokens = authenticator if isinstance(authenticator, TokensFile) else None
+        self._tokens = authenticator if isinstance(authenticator, BearerTokens) else None
         self._clock = clock
         self._holders: tuple[bytes, frozenset[bytes], Mapping[str, bytes]] = (b"", frozenset(), {})
         """Digests of tokens by the names that tickets have for them, with the key and the digests of which."""
@@ -158,15 +161,17 @@ class Tickets:
         """A ticket for an accepted request's token, and when it expires; raises ``Forbidden``."""
         if self._authenticator is not None and self._tokens is None:
             raise Forbidden(
-                "Tickets are issued for tokens of a tokens file only; this process has an authenticator."
+                "Tickets are issued for tokens of a tokens file or an issuer only; this process has an "
+                "authenticator."
             )
         signing = self._key()
-        digest = b"" if self._tokens is None else self._tokens.digest_of(authorization)
+        digest, until_ms = _NOBODY if self._tokens is None else self._tokens.holder(authorization)
         expires_ms = int(self._clock()) + TICKET_LIFETIME_MS
-        return sign(Ticket(_holder(digest, signing), store, key, expires_ms), signing), expires_ms
+        ticket = Ticket(_holder(digest, signing), store, key, expires_ms, until_ms=until_ms)
+        return sign(ticket, signing), expires_ms
 
-    def open(self, text: str, method: str, path: str) -> bytes:
-        """The digest of the token of a ticket that opens a stream.
+    def open(self, text: str, method: str, path: str) -> TokenHolder:
+        """The token of a ticket that opens a stream; of one that expires, the ticket's name for it.
 
         Raises ``Unauthenticated`` or ``Forbidden``, which say why it does not.
         """
@@ -175,13 +180,18 @@ class Tickets:
             raise Unauthenticated("The ticket has expired; get another from POST /v1/tickets.")
         if not ticket.opens(method, path):
             raise Forbidden("The ticket is not for this stream, but for that of another store or key.")
-        digest = self._digests().get(ticket.holder, b"")
-        self.require_known(digest)
-        return digest
+        if ticket.until_ms is None:
+            holder = TokenHolder(self._digests().get(ticket.holder, b""), None)
+        else:
+            holder = TokenHolder(ticket.holder.encode(), ticket.until_ms)
+        self.require_known(holder)
+        return holder
 
-    def require_known(self, digest: bytes) -> None:
-        """Raise ``Unauthenticated`` unless the token with a digest is still accepted."""
-        if self._tokens is None or digest not in self._tokens.digests():
+    def require_known(self, holder: TokenHolder) -> None:
+        """Raise ``Unauthenticated`` unless a token is still accepted."""
+        if holder.until_ms is not None and self._clock() >= holder.until_ms:
+            raise Unauthenticated("The token that the ticket was issued for has expired.")
+        if holder.until_ms is None and (self._tokens is None or holder.digest not in self._tokens.digests()):
             raise Unauthenticated("The token that the ticket was issued for is not known here.")
 
     def _digests(self) -> Mapping[str, bytes]:
@@ -194,7 +204,7 @@ class Tickets:
 TICKET = "forebay.ticket"
 """Where a scope has the ticket that was shown."""
 TICKET_HOLDER = "forebay.ticket_holder"
-"""Where it has the digest of the token that an accepted ticket was issued for."""
+"""Where it has the ``TokenHolder`` that an accepted ticket was issued for."""
 
 _PARAMETER, _SPELLED = "ticket", b"ticket"
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
-from forebay.durations import duration
+from forebay.clock import duration
 from forebay.errors import (
     BatchConflict,
     ChangelogElsewhere,

@@ -114,13 +114,14 @@ def _check_together(values: Mapping[str, Any]) -> None:
 
 def _refuse_everybody(values: Mapping[str, Any]) -> None:
     """Refuse to serve whoever reaches an address that is not this machine's alone, unless that is intended."""
-    authenticates = values["auth_tokens_file"] is not None or values["authenticator"] is not None
+    given = ("auth_tokens_file", "auth_jwt_issuer", "authenticator")
+    authenticates = any(values[name] is not None for name in given)
     exposed = exposed_addresses(values["listen"])
     if exposed and not (authenticates or values["allow_anonymous"]):
         raise SettingError(
             f"listen is {exposed[0]}, which other machines may reach, and requests would not be "
-            "authenticated: name the tokens that are accepted with --auth-tokens-file, or let everybody read with "
-            "--allow-anonymous."
+            "authenticated: name the tokens that are accepted with --auth-tokens-file or --auth-jwt-issuer, or "
+            "let everybody read with --allow-anonymous."
         )
 
 

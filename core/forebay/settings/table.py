@@ -139,9 +139,15 @@ class TierSettings:
     tls_key_file: Path | None = setting("PEM file of the certificate's private key, not encrypted.")
     auth_tokens_file: Path | None = setting(
         "File of accepted tokens of at least 16 characters, one per line: `NAME TOKEN` or `NAME sha256:HEX`. The "
-        "file is read again when it changes. Without it, and without `--authenticator`, every request is "
-        "accepted."
+        "file is read again when it changes. Without it, `--auth-jwt-issuer` and `--authenticator`, every request "
+        "is accepted."
     )
+    auth_jwt_issuer: str | None = setting(
+        "URL of an issuer whose signed tokens (JWTs) are accepted, as their claim `iss` has it, beside those of a "
+        "tokens file. Its keys are found by OpenID Connect's discovery."
+    )
+    auth_jwt_audience: str | None = setting("Whom the issuer's tokens must be for, by their claim `aud`.")
+    auth_jwks_url: str | None = setting("URL of the issuer's keys, if discovery does not find it.")
     authenticator: str | None = setting(
         "Name of an entry point in the group `forebay.authenticators` that authenticates requests instead of a "
         "tokens file."

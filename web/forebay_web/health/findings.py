@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 from msgspec import Meta, Struct
 
-from forebay.durations import duration
+from forebay.clock import duration
 from forebay.wire.answer_schemas.members import Natural
 from forebay_web.health.replica_states import Condition
 
