@@ -24,7 +24,7 @@ from forebay_client.lists import Listing
 from forebay_client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
 from forebay_client.positions import Positions
 from forebay_client.proxies import proxies_of
-from forebay_client.read_plans import ChangesRequest, ClientReads, ListRequest
+from forebay_client.read_plans import ChangesRequest, ClientReads, ListRequest, RecordAge
 from forebay_client.results import Answer, Change, Entry, ReplicaLag, SessionWindow, Version, Window
 from forebay_client.server_urls import server_urls, socket_paths
 from forebay_client.store_changes import StoreChange, StoreChangesRequest
@@ -104,23 +104,36 @@ class AsyncReader:
         self._reads = reads
 
     async def get(
-        self, store: str, key: Any, *, as_of: Time | None = None, **options: Unpack[ReadOptions]
+        self,
+        store: str,
+        key: Any,
+        *,
+        as_of: Time | None = None,
+        max_record_age_ms: int | None = None,
+        **options: Unpack[ReadOptions],
     ) -> Answer:
         """The value of a key, a JSON value; from a versioned store, as of a time.
 
         Raises ``UnknownKey`` if there is none; its ``lag`` says how far behind that answer may be. If no replica
-        is within the bounds, raises ``LagExceedsTolerance`` with the best ``lag`` found.
+        is within the bounds, raises ``LagExceedsTolerance`` with the best ``lag`` found, and if the value itself
+        was written longer than ``max_record_age_ms`` ago ``RecordTooOld``.
         """
-        return await self._driver.run(self._reads.get(store, key, as_of, options))
+        return await self._driver.run(self._reads.get(store, key, as_of, max_record_age_ms, options))
 
     async def get_many(
-        self, store: str, keys: Sequence[Any], *, as_of: Time | None = None, **options: Unpack[ReadOptions]
+        self,
+        store: str,
+        keys: Sequence[Any],
+        *,
+        as_of: Time | None = None,
+        max_record_age_ms: int | None = None,
+        **options: Unpack[ReadOptions],
     ) -> list[Answer | Problem]:
         """The answer or the problem of each key, in the order of the keys; any number of keys.
 
         A key's problem is returned, not raised, and the key is not retried.
         """
-        return await self._driver.run(self._reads.get_many(store, keys, as_of, options))
+        return await self._driver.run(self._reads.get_many(store, keys, as_of, max_record_age_ms, options))
 
     def entries(
         self,
@@ -133,14 +146,18 @@ class AsyncReader:
         limit: int | None = None,
         page_size: int = DEFAULT_LIMIT,
         allow_partial: bool = False,
+        max_record_age_ms: int | None = None,
+        skip_old: bool = False,
         **options: Unpack[ReadOptions],
     ) -> AsyncItems[Entry]:
         """The entries of a key-value store whose keys are in ``[start, end)``, in stored order.
 
         ``prefix`` selects keys whose bytes begin with it, such as the first letters of strings. ``limit`` is the
-        maximum number of entries in all, ``page_size`` the maximum per request.
+        maximum number of entries in all, ``page_size`` the maximum per request. If an entry was written longer
+        than ``max_record_age_ms`` ago, raises ``RecordTooOld``, or leaves it out with ``skip_old``.
         """
-        wanted = ListRequest(Entry, store, ALL_KEYS, start, end, reverse, options, allow_partial, prefix)
+        age = RecordAge(max_record_age_ms, skip_old)
+        wanted = ListRequest(Entry, store, ALL_KEYS, start, end, reverse, options, age, allow_partial, prefix)
         return AsyncItems(self._driver, self._reads, wanted, limit, page_size)
 
     def windows(
@@ -154,14 +171,17 @@ class AsyncReader:
         limit: int | None = None,
         page_size: int = DEFAULT_LIMIT,
         allow_partial: bool = False,
+        max_record_age_ms: int | None = None,
+        skip_old: bool = False,
         **options: Unpack[ReadOptions],
     ) -> AsyncItems[Window]:
         """The windows, of a key or of all, that start in ``[start, end)``: by key, then by start.
 
         ``limit`` is the maximum number of windows in all, ``page_size`` the maximum per request. Only a list over
-        all keys may be partial.
+        all keys may be partial. ``max_record_age_ms`` and ``skip_old`` are as for ``entries``.
         """
-        wanted = ListRequest(Window, store, key, start, end, reverse, options, allow_partial)
+        age = RecordAge(max_record_age_ms, skip_old)
+        wanted = ListRequest(Window, store, key, start, end, reverse, options, age, allow_partial)
         return AsyncItems(self._driver, self._reads, wanted, limit, page_size)
 
     def sessions(
@@ -175,13 +195,16 @@ class AsyncReader:
         limit: int | None = None,
         page_size: int = DEFAULT_LIMIT,
         allow_partial: bool = False,
+        max_record_age_ms: int | None = None,
+        skip_old: bool = False,
         **options: Unpack[ReadOptions],
     ) -> AsyncItems[SessionWindow]:
         """The session windows, of a key or of all, that overlap ``[start, end)``: by key, then by end.
 
-        ``limit``, ``page_size`` and ``allow_partial`` are as for ``windows``.
+        The other arguments are as for ``windows``.
         """
-        wanted = ListRequest(SessionWindow, store, key, start, end, reverse, options, allow_partial)
+        age = RecordAge(max_record_age_ms, skip_old)
+        wanted = ListRequest(SessionWindow, store, key, start, end, reverse, options, age, allow_partial)
         return AsyncItems(self._driver, self._reads, wanted, limit, page_size)
 
     def versions(
@@ -194,13 +217,16 @@ class AsyncReader:
         reverse: bool = False,
         limit: int | None = None,
         page_size: int = DEFAULT_LIMIT,
+        max_record_age_ms: int | None = None,
+        skip_old: bool = False,
         **options: Unpack[ReadOptions],
     ) -> AsyncItems[Version]:
         """The versions of a key that became valid in ``[start, end)``, the oldest first.
 
-        ``limit`` and ``page_size`` are as for ``windows``.
+        The other arguments are as for ``windows``.
         """
-        wanted = ListRequest(Version, store, key, start, end, reverse, options)
+        age = RecordAge(max_record_age_ms, skip_old)
+        wanted = ListRequest(Version, store, key, start, end, reverse, options, age)
         return AsyncItems(self._driver, self._reads, wanted, limit, page_size)
 
     @overload

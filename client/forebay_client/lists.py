@@ -56,6 +56,11 @@ class Listing(Generic[T]):
         """The ends of windows or sessions that may be missing; see ``Page``."""
         return () if self._page is None else self._page.unproven
 
+    @property
+    def skipped_old(self) -> int:
+        """How many entries ``skip_old`` has left out of the newest page."""
+        return 0 if self._page is None else self._page.skipped_old
+
     def _next_page(self) -> Plan[None]:
         cursor = None if self._page is None else self._page.cursor
         limit = self._page_size if self._left is None else min(self._left, self._page_size)

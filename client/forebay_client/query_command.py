@@ -93,6 +93,8 @@ def _list_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--max-record-lag", type=int, help="Maximum number of records the answer may be behind.")
 @click.option("--max-time-lag-ms", type=int, help="Maximum milliseconds it may be behind the log.")
 @click.option("--max-age-ms", type=int, help="Maximum milliseconds it may be behind the source.")
+@click.option("--max-record-age-ms", type=int, help="Maximum milliseconds since the value's record was written.")
+@click.option("--skip-old", is_flag=True, help="List without what is older than --max-record-age-ms.")
 @click.option("--require-active", is_flag=True, help="Only a running active answers.")
 @click.option("--as-of", metavar="TIME", help="The value at that time, of a versioned store.")
 @click.option("--min-position", metavar="TOKEN", help="Read at least up to this position.")

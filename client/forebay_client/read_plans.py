@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from forebay.codecs.keys import to_segment
 from forebay.errors import BadKey, PartitionerMissing, Problem, UnknownKey
@@ -47,6 +47,13 @@ _KINDS: dict[type, StoreKind] = {ITEM_TYPES[name]: kind for name, kind in STORE_
 T = TypeVar("T")
 
 
+class RecordAge(NamedTuple):
+    """How old a list's records may be, and whether older ones are left out instead of refused."""
+
+    max_record_age_ms: int | None = None
+    skip_old: bool = False
+
+
 @dataclass(frozen=True)
 class ListRequest(Generic[T]):
     """One list, for all its pages. ``start`` and ``end`` are keys for entries, else times."""
@@ -58,6 +65,7 @@ class ListRequest(Generic[T]):
     end: Any
     reverse: bool
     options: ReadOptions
+    age: RecordAge
     allow_partial: bool = False
     prefix: str | bytes | None = None
 
@@ -101,13 +109,16 @@ class ClientReads:
         """The same, for a session."""
         return ClientReads(self._exchange, self._specs, positions)
 
-    def get(self, store: str, key: Any, as_of: Time | None, options: ReadOptions) -> Plan[Answer]:
+    def get(
+        self, store: str, key: Any, as_of: Time | None, max_record_age_ms: int | None, options: ReadOptions
+    ) -> Plan[Answer]:
         """One key; raises ``Problem``."""
         check(options)
         deadline_ms = _deadline(self._exchange, options)
         spec = yield from self._spec(store, deadline_ms)
         plain = spec.key_codec.from_json(key)
-        parameters = self._parameters(store, options, _partition(spec, plain), as_of=epoch_ms_of("as_of", as_of))
+        bounds = {"as_of": epoch_ms_of("as_of", as_of), "max_record_age_ms": max_record_age_ms}
+        parameters = self._parameters(store, options, _partition(spec, plain), **bounds)
         requested = Requested(store, key, spec.key_codec)
         segment = to_segment(spec.key_codec, plain)
         result: Answer | Problem
@@ -129,13 +140,19 @@ class ClientReads:
         return result
 
     def get_many(
-        self, store: str, keys: Sequence[Any], as_of: Time | None, options: ReadOptions
+        self,
+        store: str,
+        keys: Sequence[Any],
+        as_of: Time | None,
+        max_record_age_ms: int | None,
+        options: ReadOptions,
     ) -> Plan[list[Answer | Problem]]:
         """Several keys, in as many requests as needed; raises ``Problem`` if one is refused as a whole."""
         check(options)
         if isinstance(keys, str | bytes):
             raise TypeError(f"get_many takes a list of keys, and {keys!r} is one.")
         deadline_ms = _deadline(self._exchange, options)
+        bounds = {"as_of": epoch_ms_of("as_of", as_of), "max_record_age_ms": max_record_age_ms}
         spec = yield from self._spec(store, deadline_ms)
         results: list[Any] = [None] * len(keys)
         to_read: list[BatchKey] = []
@@ -147,7 +164,7 @@ class ClientReads:
                 results[place] = problem
         # The options of an empty batch are checked by the server, too.
         for batch in batches(to_read) if keys else [[]]:
-            found = yield from self._read_batch(store, batch, as_of, options, deadline_ms)
+            found = yield from self._read_batch(store, batch, bounds, options, deadline_ms)
             for key, result in zip(batch, found, strict=True):
                 self.note(store, result)
                 results[key.place] = result
@@ -162,12 +179,12 @@ class ClientReads:
         self,
         store: str,
         batch: Sequence[BatchKey],
-        as_of: Time | None,
+        bounds: dict[str, int | None],
         options: ReadOptions,
         deadline_ms: float,
     ) -> Plan[list[Answer | Problem]]:
         """The answer or the problem of each key of one batch."""
-        parameters = self._parameters(store, options, None, as_of=epoch_ms_of("as_of", as_of))
+        parameters = self._parameters(store, options, None, **bounds)
         document = yield from self._exchange.ask(batch_request(store, batch, parameters), deadline_ms)
         return _understood(results_in, document)
 
@@ -232,6 +249,7 @@ class ClientReads:
             allow_partial=wanted.allow_partial,
             limit=limit,
             cursor=cursor,
+            **wanted.age._asdict(),
         )
         body = None if cursor is None else posted_cursor(cursor)
         parameters["cursor"] = cursor if body is None else None

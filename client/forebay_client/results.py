@@ -155,7 +155,7 @@ class Page(Generic[T]):
 
     ``lag`` is, figure by figure, the worst of ``partitions``; ``missing`` are the partitions left out because
     ``allow_partial`` was asked for. Windows or sessions that ended in an ``unproven`` range may be missing.
-    ``complete`` says that there are neither.
+    ``complete`` says that there are neither. ``skipped_old`` is how many entries ``skip_old`` has left out.
     """
 
     items: tuple[T, ...]
@@ -165,6 +165,7 @@ class Page(Generic[T]):
     missing: tuple[int, ...]
     complete: bool
     unproven: tuple[UnprovenRange, ...] = ()
+    skipped_old: int = 0
 
 
 # Unknown members are ignored: a newer server may add some.
@@ -222,4 +223,5 @@ def page_of(document: Document, items: str, kind: type[T]) -> Page[T]:
         missing=tuple(document.get("missing", ())),
         complete=document["complete"],
         unproven=tuple([UnprovenRange(one["from_ms"], one["to_ms"]) for one in document.get("unproven", ())]),
+        skipped_old=document.get("skipped_old", 0),
     )

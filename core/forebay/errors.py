@@ -37,7 +37,7 @@ ForebayError
     ├── 405  MethodNotAllowed
     ├── 409  WrongStoreKind, PositionOfAnotherLog, UnknownPartitioner
     ├── 410  HistoryExpired
-    ├── 412  LagExceedsTolerance, PositionNotReached, NotActive
+    ├── 412  LagExceedsTolerance, RecordTooOld, PositionNotReached, NotActive
     ├── 413  BodyTooLarge, AnswerTooLarge
     ├── 421  NotHostedHere
     ├── 429  Overloaded
@@ -296,6 +296,12 @@ class LagExceedsTolerance(Problem):
     """The replica is, or may be, further behind than the request tolerates."""
 
     status, name, title = 412, "lag-exceeds-tolerance", "The replica lags more than tolerated"
+
+
+class RecordTooOld(Problem):
+    """What the replica holds was written longer ago than the request tolerates."""
+
+    status, name, title = 412, "record-too-old", "The value is older than tolerated"
 
 
 class PositionNotReached(Problem):

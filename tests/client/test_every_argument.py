@@ -127,14 +127,18 @@ KEYED: Cases = {"start": ({"start": "a"}, query("from"), "a"), "end": ({"end": "
 PARTIAL: Cases = {"allow_partial": ({"allow_partial": True}, query("allow_partial"), "true")}
 PREFIX: Cases = {"prefix": ({"prefix": "p"}, query("prefix"), "p")}
 AS_OF: Cases = {"as_of": ({"as_of": 4}, query("as_of"), "4")}
+RECORD_AGE: Cases = {"max_record_age_ms": ({"max_record_age_ms": 10}, query("max_record_age_ms"), "10")}
+SKIPPING: Cases = {**RECORD_AGE, "skip_old": ({"skip_old": True}, query("skip_old"), "true")}
 METHODS: dict[str, Cases] = {
     "get": {
         **AS_OF,
+        **RECORD_AGE,
         "store": ({"store": "t"}, path, "/v1/stores/t/keys/a"),
         "key": ({"key": "b"}, path, "/v1/stores/s/keys/b"),
     },
     "get_many": {
         **AS_OF,
+        **RECORD_AGE,
         "store": ({"store": "t"}, path, "/v1/stores/t/batch-get"),
         "keys": ({"keys": ["b", "c"]}, keys, ["b", "c"]),
     },
@@ -143,12 +147,14 @@ METHODS: dict[str, Cases] = {
         **KEYED,
         **PREFIX,
         **PARTIAL,
+        **SKIPPING,
         "store": ({"store": "t"}, path, "/v1/stores/t/entries"),
     },
     **{
         name: {
             **RANGE,
             **({} if name == "versions" else PARTIAL),
+            **SKIPPING,
             "store": ({"store": f"{name}-t"}, lambda script: script.path.split("/")[3], f"{name}-t"),
             "key": ({"key": "b"}, path, f"/v1/stores/{name}-s/keys/b/{name}"),
         }

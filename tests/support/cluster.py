@@ -160,13 +160,16 @@ class Cluster:
         """The changelog itself."""
         return self.log.changelog
 
-    def put(self, store: str, rows: Rows, writer: str | None = None) -> dict[int, int]:
+    def put(
+        self, store: str, rows: Rows, writer: str | None = None, timestamp_ms: int | None = None
+    ) -> dict[int, int]:
         """Append rows, each to its partition, and a heartbeat; returns the end of every partition."""
+        at_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
         spec = self.topology.stores[store]
         self._batches += 1
         split: dict[int, list[Row]] = {}
         for key, value in rows.items():
-            split.setdefault(self.partition(spec, key), []).append((key, value, int(time.time() * 1000)))
+            split.setdefault(self.partition(spec, key), []).append((key, value, at_ms))
         return self.log.append(spec, split, writer or store, self._batches)
 
     def partition(self, spec: StoreSpec, key: bytes) -> int:

@@ -14,7 +14,7 @@ class Part(NamedTuple):
 PARTS = {
     "core": Part("forebay", 8_250, 7_700),
     "changelog": Part("forebay_changelog", 5_600, 5_300),
-    "client": Part("forebay_client", 3_900, 3_900),
+    "client": Part("forebay_client", 4_100, 3_900),
     "web": Part("forebay_web", 6_750, 5_500),
     "console": Part("forebay_console", 1_150, 1_150),
     "service": Part("forebay_worker", 13_900, 12_500),

@@ -11,7 +11,7 @@ from typing import Any
 
 from forebay.errors import DeadlineExceeded, NoReplica, Problem
 from forebay.lag import Lag, Tolerance, worst_lag
-from forebay.wire.scan_pages import ScanPage, joined_position, merge, window_end
+from forebay.wire.scan_pages import SKIPPED_OLD, ScanPage, joined_position, merge, window_end
 from forebay.wire.scans import Cursor, Scan
 
 FIRST_PAGES_BYTES = 2 << 20
@@ -52,6 +52,8 @@ class PartitionPages:
         if self.lag is not None:
             lag = worst_lag([self.lag.aged(as_of_boot_ms - self.as_of_boot_ms), lag])
         self.lag, self.as_of_boot_ms = lag, as_of_boot_ms
+        if self.page is not None and SKIPPED_OLD in page.source:
+            page.source[SKIPPED_OLD] += self.page.source.get(SKIPPED_OLD, 0)
         self.page, self.at = page, page.source["position"]
         self.last = page.last
 

@@ -48,6 +48,8 @@ class ReadParameters:
     prefix: bytes | None = None
     keys: bytes | None = None
     as_of_ms: int | None = None
+    max_record_age_ms: int | None = None
+    skip_old: bool = False
     partition: int | None = None
     doubted: bool = False
     allow_partial: bool = False
@@ -90,6 +92,8 @@ def _parsed(query: bytes, known: frozenset[str]) -> ReadParameters:
     if unknown:
         raise _unknown_parameter(unknown[0], known)
     values = {name: _PARSERS[name](name, raw) for name, raw in given.items()}
+    if values.get("skip_old") and "max_record_age_ms" not in values:
+        raise BadParameter("skip_old=true needs max_record_age_ms, which says what is old.", parameter="skip_old")
     tolerance = Tolerance(*(values.pop(name, None) for name in Tolerance._fields))
     return ReadParameters(tolerance, **{_FIELDS.get(name, name): value for name, value in values.items()})
 
@@ -260,6 +264,8 @@ _PARSERS: Mapping[str, Callable[[str, bytes], Any]] = {
     "wait_ms": _as_text(_natural),
     "timeout_ms": _as_text(_positive),
     "as_of": parse_time,
+    "max_record_age_ms": _as_text(_natural),
+    "skip_old": _as_text(_boolean),
     "from": _bytes,
     "to": _bytes,
     "prefix": _bytes,
@@ -290,10 +296,10 @@ READ_PARAMETERS = frozenset(
 )
 WORKER_PARAMETERS = frozenset({"partition", "doubted"})
 """What only workers take."""
-KEY_PARAMETERS = READ_PARAMETERS | {"as_of"}
+KEY_PARAMETERS = READ_PARAMETERS | {"as_of", "max_record_age_ms"}
 CHANGES_PARAMETERS = READ_PARAMETERS | {"lag_interval_ms"}
 STORE_CHANGES_PARAMETERS = CHANGES_PARAMETERS | {"keys", "prefix", "from", "to"}
-SCAN_PARAMETERS = READ_PARAMETERS | {"from", "to", "reverse", "limit", "cursor"}
+SCAN_PARAMETERS = READ_PARAMETERS | {"from", "to", "reverse", "limit", "cursor", "max_record_age_ms", "skip_old"}
 ALL_KEYS_SCAN_PARAMETERS = SCAN_PARAMETERS | {"allow_partial"}
 ENTRIES_PARAMETERS = ALL_KEYS_SCAN_PARAMETERS | {"prefix"}
 
@@ -317,6 +323,14 @@ PARAMETER_DOCS: Mapping[str, tuple[dict[str, Any], str]] = {
         "Total time, waits and retries included; the server's default, and `wait_ms` beside it, if not given.",
     ),
     "as_of": ({"type": "string"}, "Versioned stores: the value at this time, epoch ms or RFC 3339."),
+    "max_record_age_ms": (
+        {"type": "integer", "minimum": 0},
+        "Maximum milliseconds since the value's own record was written, by the worker's clock.",
+    ),
+    "skip_old": (
+        {"type": "boolean", "default": False},
+        "Leave out what is older than `max_record_age_ms`, and count it in `skipped_old`, instead of a refusal.",
+    ),
     "from": ({"type": "string"}, "First key, or first time (epoch ms or RFC 3339), inclusive."),
     "to": ({"type": "string"}, "Where to stop: key or time, exclusive."),
     "prefix": ({"type": "string"}, "Prefix that keys begin with."),

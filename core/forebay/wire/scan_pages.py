@@ -24,6 +24,9 @@ results with their statuses. Another version of the format has another name."""
 
 UNPROVEN = "unproven"
 """The member of a page's provenance that has its unproven ranges, if it has any."""
+SKIPPED_OLD = "skipped_old"
+"""The one that has how many entries were left out since their records are too old."""
+_OF_THE_PAGE = frozenset({UNPROVEN, SKIPPED_OLD})
 
 _MERGED_AT_ONCE, _MIN_OF_A_PAGE = 4_096, 32
 """Items merged within a turn of the event loop: of all pages together, but for those of a page."""
@@ -40,7 +43,7 @@ class ScanPage:
     items: list[bytes] = field(default_factory=list)
     more: bool = False
     source: dict[str, Any] = field(default_factory=dict)
-    """``partition``, ``position``, ``role``, ``host`` and ``lag`` as JSON values, and ``unproven``."""
+    """``partition``, ``position``, ``role``, ``host`` and ``lag`` as JSON values, and what is of the page."""
     last: bytes = b""
     """The stored key up to which the page is complete, maybe past its last item; empty if nothing is."""
 
@@ -80,6 +83,7 @@ class ScanPage:
             and all(figure is None or type(figure) is int for figure in figures)
             and (type(self.more), type(self.source["partition"])) == (bool, int)
             and {type(self.source["role"]), type(self.source["host"])} == {str}
+            and type(self.source.get(SKIPPED_OLD, 0)) is int
         )
 
 
@@ -146,23 +150,25 @@ def list_head(scan: Scan) -> bytes:
 def list_tail(sources: Iterable[dict[str, Any]], following: Cursor | None, missing: Iterable[int]) -> bytes:
     """From the closing bracket on: ``next``, ``complete``, why not, the worst lag, and every partition's."""
     listed = sorted(sources, key=lambda source: int(source["partition"]))
-    partitions = [without_unproven(source) for source in listed]
+    partitions = [provenance_alone(source) for source in listed]
+    counts = [source[SKIPPED_OLD] for source in listed if SKIPPED_OLD in source]
     absent = sorted(missing)
     unproven = united(chain.from_iterable(source.get(UNPROVEN, ()) for source in listed))
     worst = worst_lag([Lag(**source["lag"]) for source in partitions])
-    return b'],"next":%b,"complete":%b,%b%b"lag":%b,"partitions":%b}' % (
+    return b'],"next":%b,"complete":%b,%b%b%b"lag":%b,"partitions":%b}' % (
         json.dumps(None if following is None else following.encode()).encode(),
         b"false" if absent or unproven else b"true",
         b'"missing":%b,' % json.dumps(absent).encode() if absent else b"",
         b'"unproven":%b,' % _json([one._asdict() for one in unproven]) if unproven else b"",
+        b'"skipped_old":%d,' % sum(counts) if counts else b"",
         lag_json(worst),
         _json(partitions),
     )
 
 
-def without_unproven(source: dict[str, Any]) -> dict[str, Any]:
-    """A partition's provenance without the unproven ranges that its page has beside it."""
-    return {name: value for name, value in source.items() if name != UNPROVEN}
+def provenance_alone(source: dict[str, Any]) -> dict[str, Any]:
+    """A partition's provenance without what its page has beside it."""
+    return {name: value for name, value in source.items() if name not in _OF_THE_PAGE}
 
 
 def _json(document: Any) -> bytes:

@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -113,11 +114,18 @@ class Scan:
         ends_ms = self.route.store_kind.ends_selected(self.spec, self.first_ms, self.last_ms)
         return () if ends_ms is None else tuple(one for one in ranges if one.meets(ends_ms))
 
+    def timestamps_ms(self, keys: list[bytes], values: list[bytes]) -> Sequence[int]:
+        """The timestamps of the records of some stored keys and their values."""
+        return self.route.store_kind.timestamps_ms(values, self._times_ms(keys))
+
+    def _times_ms(self, keys: list[bytes]) -> list[tuple[int, ...]]:
+        return self.spec.stored_keys.times_ms(keys) if self.route.store_kind.time_names else []
+
     def items(self, keys: list[bytes], values: list[bytes]) -> list[bytes]:
         """The JSON of each item, of its stored key and its value."""
         spec, kind = self.spec, self.route.store_kind
         value, texts = kind.values_json(spec.value_codec, values)
-        times_ms = spec.stored_keys.times_ms(keys) if kind.time_names else []
+        times_ms = self._times_ms(keys)
         times = kind.shown_times_ms(spec, times_ms) if kind.time_names else []
         stamps = kind.timestamps_ms(values, times_ms)
         if self.route.keyed:

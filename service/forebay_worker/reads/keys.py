@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
-from forebay.errors import AnswerTooLarge, NotReady, Problem
+from forebay.errors import AnswerTooLarge, NotReady, Problem, RecordTooOld
 from forebay.event_loop_turns import in_turns
 from forebay.lag import Tolerance
 from forebay.state_store import StateStore
 from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.store_spec import StoreSpec
+from forebay.stored_values import timestamp_ms_of
 from forebay.wire.answers import MAX_ANSWER_BYTES, EncodedReplicaInfo, HttpAnswer, problem_answer
 from forebay.wire.batches import BatchKeys, KeyResult, key_result, read_plain, read_plain_keys, require_size
 from forebay.wire.parameters import ReadParameters
@@ -25,7 +26,15 @@ from forebay_worker.reads.disk_reads import DiskReads, not_in_memory
 from forebay_worker.reads.located_keys import KeyForm, KeyForms, LocatedKeys, key_forms, without_repeats
 from forebay_worker.reads.misses import miss, why_unproven
 from forebay_worker.reads.staleness_check import Admission, Refused
-from forebay_worker.reads.values import key_document, key_documents, require_versions, sought, value_of, values_of
+from forebay_worker.reads.values import (
+    key_document,
+    key_documents,
+    require_versions,
+    require_young,
+    sought,
+    value_of,
+    values_of,
+)
 from forebay_worker.tasks.replica import Replica
 
 
@@ -49,6 +58,12 @@ class Batched(NamedTuple):
         for index, fault in located.faults.items():
             results[index] = fault
         return cls(results, [])
+
+    def refuse(self, index: int, refused: Refused) -> None:
+        """Set the result of a key that its replica refuses."""
+        self.results[index] = key_result(refused.answer())
+        if refused.may_wait:
+            self.waiting.append(index)
 
 
 class KeyRead:
@@ -82,6 +97,8 @@ class KeyRead:
         replica_info = admission.replica_info(admitted)
         if value is None:
             raise Refused(miss(admitted, self._spec, key.plain, parameters.as_of_ms), replica_info.source)
+        if parameters.max_record_age_ms is not None:
+            _require_young([value], parameters, replica_info)
         document = key_document(key, value, self._spec.value_codec, replica_info.tail)
         if len(document) > MAX_ANSWER_BYTES:
             raise AnswerTooLarge(f"The key's value takes {len(document)} bytes as JSON, more than an answer may.")
@@ -248,10 +265,21 @@ class Reads:
         batched = Batched([(200, document) for document in documents], [])
         for index in [index for index, value in enumerate(values) if value is None]:
             missed = Refused(miss(admitted, spec, plains[index], parameters.as_of_ms), replica_info.source)
-            batched.results[index] = key_result(missed.answer())
-            if missed.may_wait:
-                batched.waiting.append(index)
+            batched.refuse(index, missed)
+        if parameters.max_record_age_ms is not None:
+            for index, value in enumerate(values):
+                try:
+                    _require_young([value] if value is not None else [], parameters, replica_info)
+                except Refused as refused:
+                    batched.refuse(index, refused)
         return batched
+
+
+def _require_young(stamped: Sequence[bytes], parameters: ReadParameters, replica_info: EncodedReplicaInfo) -> None:
+    try:
+        require_young([timestamp_ms_of(value) for value in stamped], parameters)
+    except RecordTooOld as problem:
+        raise Refused(problem, replica_info.source) from None
 
 
 def _holding(memory: Held, steps: Iterable[int]) -> Iterator[None]:

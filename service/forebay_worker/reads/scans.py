@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from forebay.clock import boot_ms
-from forebay.errors import BadParameter, NoReplica, NotHostedHere
+from forebay.clock import boot_ms, epoch_ms
+from forebay.errors import BadParameter, NoReplica, NotHostedHere, RecordTooOld
 from forebay.event_loop_turns import in_turns
 from forebay.lag import Lag
 from forebay.state_store import StateStore
@@ -22,6 +22,7 @@ from forebay.wire.answers import (
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.scan_pages import (
     FRAMES_MEDIA_TYPE,
+    SKIPPED_OLD,
     UNPROVEN,
     ScanPage,
     first_end,
@@ -29,14 +30,21 @@ from forebay.wire.scan_pages import (
     list_head,
     list_tail,
     merging,
-    without_unproven,
+    provenance_alone,
 )
 from forebay.wire.scans import Cursor, Scan, ScanRoute, make_scan, scan_head
 from forebay_web.large_answers import MAX_AT_ONCE_BYTES, LargeAnswer
 from forebay_worker.reads.disk_reads import DiskReads
 from forebay_worker.reads.misses import why_unproven
 from forebay_worker.reads.staleness_check import Admission, Admitted
-from forebay_worker.reads.values import Entries, latest_entries, oldest_version, scanned_in_chunks
+from forebay_worker.reads.values import (
+    Entries,
+    Pair,
+    latest_entries,
+    oldest_version,
+    require_young,
+    scanned_in_chunks,
+)
 
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"
 MAX_PAGE_BYTES = 4 << 20
@@ -148,8 +156,12 @@ class Scans:
         problem = why_unproven(admitted, scan.spec, scan.plain)
         if problem is not None:
             raise admission.refusal(admitted, problem)
-        yield from _read_page(page, scan, admitted, cursor, parameters.limit, page_bytes)
-        page.source = {**_source(admission, admitted), **_unproven(scan, admitted)}
+        try:
+            yield from _read_page(page, scan, admitted, cursor, parameters, page_bytes)
+        except RecordTooOld as too_old:
+            raise admission.refusal(admitted, too_old) from None
+        counted = page.source
+        page.source = {**_source(admission, admitted), **_unproven(scan, admitted), **counted}
 
 
 def _require_of(partition: int, cursor: Cursor | None, scan: Scan) -> None:
@@ -168,9 +180,17 @@ def _has_read(partition: int, cursor: Cursor, scan: Scan) -> bool:
 
 
 def _read_page(
-    page: ScanPage, scan: Scan, admitted: Admitted, cursor: Cursor | None, limit: int, page_bytes: int
+    page: ScanPage,
+    scan: Scan,
+    admitted: Admitted,
+    cursor: Cursor | None,
+    parameters: ReadParameters,
+    page_bytes: int,
 ) -> Iterator[None]:
-    """Read the next matching items into a page, at most this many; fewer if they are large or sparse."""
+    """Read the next matching items into a page, as many as requested; fewer if they are large or sparse."""
+    limit = parameters.limit
+    if parameters.skip_old:
+        page.source[SKIPPED_OLD] = 0
     start, end = _range(scan, cursor)
     if scan.route.store_kind.keeps_versions and scan.plain is not None:
         start = max(start, oldest_version(admitted, scan.plain) or start)
@@ -180,6 +200,8 @@ def _read_page(
         scanned += stored
         page.last = last or page.last
         selected = scan.selected(pairs, oldest_ms)
+        if parameters.max_record_age_ms is not None and selected:
+            selected = _young(page, scan, selected, parameters)
         if selected:
             keys, values = map(list, zip(*selected, strict=True))
             items = scan.items(keys, values)
@@ -194,6 +216,19 @@ def _read_page(
         # One more than requested shows that there is more.
         page.keys, page.items = page.keys[:limit], page.items[:limit]
         page.last = page.keys[-1]
+
+
+def _young(page: ScanPage, scan: Scan, pairs: list[Pair], parameters: ReadParameters) -> list[Pair]:
+    """Those whose records are young enough, of which the others are counted; raises ``RecordTooOld`` if there are
+    others that the request has not left out."""
+    timestamps_ms = scan.timestamps_ms(*map(list, zip(*pairs, strict=True)))
+    if not parameters.skip_old:
+        require_young(timestamps_ms, parameters)
+        return pairs
+    oldest_ms = epoch_ms() - (parameters.max_record_age_ms or 0)
+    young = [pair for pair, timestamp_ms in zip(pairs, timestamps_ms, strict=True) if timestamp_ms >= oldest_ms]
+    page.source[SKIPPED_OLD] += len(pairs) - len(young)
+    return young
 
 
 def _range(scan: Scan, cursor: Cursor | None) -> tuple[bytes, bytes]:
@@ -223,7 +258,7 @@ def _source_head(*pages: ScanPage) -> bytes:
     """The replica's header lines if one replica answered; none if several did."""
     if len(pages) != 1:
         return b""
-    source = without_unproven(pages[0].source)
+    source = provenance_alone(pages[0].source)
     return replica_info_head(ReplicaInfo(**{**source, "lag": Lag(**source["lag"])}))
 
 

@@ -18,6 +18,7 @@ from forebay.errors import (
     PositionNotReached,
     PositionOfAnotherLog,
     Problem,
+    RecordTooOld,
     UnknownPartitioner,
     UnknownStore,
 )
@@ -69,7 +70,7 @@ class Refused(Exception):
     @property
     def may_wait(self) -> bool:
         """Whether the replica may be able to answer soon."""
-        return isinstance(self.problem, LagExceedsTolerance | PositionNotReached | NotReady)
+        return isinstance(self.problem, LagExceedsTolerance | PositionNotReached | RecordTooOld | NotReady)
 
     def with_replica_info(self) -> Problem:
         """The problem with the replica's lag, role and position among its members."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from forebay.clock import epoch_ms
 from forebay.codecs.values import ValueCodec, all_to_json
-from forebay.errors import BadParameter, NotReady, Problem
+from forebay.errors import BadParameter, NotReady, Problem, RecordTooOld
 from forebay.logs import LogThrottle
 from forebay.state_store import StateStore, StoreCorrupted
 from forebay.store_spec import StoreSpec
@@ -255,6 +256,19 @@ def require_versions(spec: StoreSpec, parameters: ReadParameters) -> None:
     if parameters.as_of_ms is not None and not spec.store_kind.keeps_versions:
         raise BadParameter(
             f"The store {spec.name!r} keeps no versions; only versioned stores take as_of.", parameter="as_of"
+        )
+
+
+def require_young(timestamps_ms: Sequence[int], parameters: ReadParameters) -> None:
+    """Raise ``RecordTooOld`` if a record with one of some timestamps is older than a read tolerates."""
+    if parameters.max_record_age_ms is None or not timestamps_ms:
+        return
+    oldest_ms = min(timestamps_ms)
+    age_ms = int(epoch_ms()) - oldest_ms
+    if age_ms > parameters.max_record_age_ms:
+        raise RecordTooOld(
+            f"A value was written {age_ms} ms ago, and max_record_age_ms is {parameters.max_record_age_ms}.",
+            timestamp_ms=oldest_ms,
         )
 
 

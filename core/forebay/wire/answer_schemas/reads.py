@@ -66,6 +66,9 @@ class ListAnswer(Struct, frozen=True, kw_only=True):
     partitions: list[AnsweringReplica]
     missing: list[Natural] | UnsetType = UNSET
     unproven: list[UnprovenEnds] | UnsetType = UNSET
+    skipped_old: Annotated[
+        Natural | UnsetType, Meta(description="With `skip_old`: how many of the entries read were left out.")
+    ] = UNSET
 
 
 def list_answer(kind: StoreKind, keyed: bool) -> type[Struct]:
