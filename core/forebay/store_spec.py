@@ -70,6 +70,12 @@ class StoreSpec:
     """What happens at a record that does not fit the codecs of an external store: ``stop`` or ``skip``."""
     accept_uncompacted: bool = False
     """Whether to accept a topic that deletes by time, although a rebuilt store lacks what was deleted."""
+    compression: str = "lz4"
+    """How RocksDB compresses blocks: ``none``, ``lz4`` or ``zstd``."""
+    block_size_bytes: int = 4_096
+    """How large RocksDB's blocks are, before compression: what a read takes from disk."""
+    bloom_bits_per_key: int = 10
+    """Of the filters that tell which files lack a key; 0 for none."""
     accept_misplaced: bool = False
     """Whether to state lags although keys are in partitions where the partitioner does not put them."""
     spark_state: SparkState | None = field(default=None, metadata={_OF_THE_WRITER: True})

@@ -29,6 +29,9 @@ from forebay.topology import SubTopology, Topology
 _MAX_PARTITIONS = 65_536
 """More are probably a typing error, and each would be a file or a topic's partition."""
 KINDS = tuple(STORE_KINDS)
+COMPRESSIONS = ("lz4", "zstd", "none")
+_ROCKSDB_OPTIONS = {"compression": (0, 0), "block_size_bytes": (1_024, 1 << 20), "bloom_bits_per_key": (0, 30)}
+"""What a store may choose of RocksDB's options, and of those that are numbers the least and the most."""
 STORE_ENTRY_POINTS = "forebay.stores"
 
 
@@ -102,6 +105,7 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
         "latest_by",
         *tolerance,
         *external,
+        *_ROCKSDB_OPTIONS,
     }
     refuse_unknown(table, common | _ALL_DURATIONS, where)
     kind = STORE_KINDS[choice_field(table, "kind", KINDS, KINDS[0], where)]
@@ -109,7 +113,9 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
         if extra in table:
             raise TopologyError(f"{where} is of kind {kind.name!r}, which has no {extra!r}; remove it.")
     given = [*kind.required, *(field_name for field_name in kind.optional if field_name in table)]
-    durations = {field_name: integer_field(table, field_name, where, least=1) for field_name in given}
+    durations: dict[str, Any] = {
+        field_name: integer_field(table, field_name, where, least=1) for field_name in given
+    }
     fault = kind.durations_fault(durations)
     if fault is not None:
         raise TopologyError(f"{where} {fault}.")
@@ -118,6 +124,9 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
         raise TopologyError(f"{where}: the topic {topic!r} is not a topic name ({NAME_RULE}).")
     partitioner = table.get("partitioner", "murmur2")
     find_partitioner(partitioner)
+    bounds: dict[str, Any] = {
+        item: integer_field(table, item, where, least=0) for item in tolerance if item in table
+    }
     return StoreSpec(
         name=name,
         kind=kind.name,
@@ -134,8 +143,28 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
         spark_state=_spark_state(table, kind, where),
         latest_by=_latest_by(table, kind, where),
         **durations,
-        **{item: integer_field(table, item, where, least=0) for item in tolerance if item in table},
+        **_rocksdb_options(table, where),
+        **bounds,
     )
+
+
+def _rocksdb_options(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    given = [item for item in _ROCKSDB_OPTIONS if item in table]
+    supplier = table.get("supplier", "rocksdb")
+    if given and supplier != "rocksdb":
+        raise TopologyError(
+            f"{where} has {given[0]!r}, which only stores of RocksDB have; its supplier is {supplier!r}."
+        )
+    chosen: dict[str, Any] = {}
+    for item in given:
+        if item == "compression":
+            chosen[item] = choice_field(table, item, COMPRESSIONS, COMPRESSIONS[0], where)
+            continue
+        least, most = _ROCKSDB_OPTIONS[item]
+        chosen[item] = integer_field(table, item, where, least=least)
+        if chosen[item] > most:
+            raise TopologyError(f"{where}: {item} = {chosen[item]} is more than {most}.")
+    return chosen
 
 
 def _spark_state(table: Mapping[str, Any], kind: StoreKind, where: str) -> SparkState | None:

@@ -47,6 +47,10 @@ def test_a_store_that_names_only_itself_gets_the_defaults() -> None:
         ("zzz = 1", "has an unknown field 'zzz'; it may have accept_misplaced, "),
         ('kind = "window"', "needs 'window_size_ms', a whole number of at least 1; it is missing."),
         ('kind = "window"\nwindow_size_ms = 0', "at least 1; it has 0."),
+        ("block_size_bytes = 512", "needs 'block_size_bytes', a whole number of at least 1024; it has 512."),
+        ("bloom_bits_per_key = 31", "bloom_bits_per_key = 31 is more than 30"),
+        ('compression = "lz5"', "compression"),
+        ('supplier = "memory"\ncompression = "zstd"', "has 'compression', which only stores of RocksDB have"),
     ],
 )
 def test_a_field_that_is_misspelt_or_missing_is_named(more: str, said: str) -> None:

@@ -12,7 +12,7 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "core": Part("forebay", 8_250, 7_700),
+    "core": Part("forebay", 8_350, 7_750),
     "changelog": Part("forebay_changelog", 5_600, 5_300),
     "client": Part("forebay_client", 4_100, 3_900),
     "web": Part("forebay_web", 6_750, 5_500),

@@ -24,7 +24,7 @@ from forebay_worker.state.fsync import write_durably
 from forebay_worker.state.inspection import IDENTITY_NAME, read_identity
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.rocksdb import RocksDbStore
-from forebay_worker.state.rocksdb_memory import RocksDbMemory
+from forebay_worker.state.rocksdb_memory import RocksDbMemory, StoreOptions
 from forebay_worker.state.storage_faults import in_use, storage_fault
 from forebay_worker.state.store_origin import StoreIdentity, difference, store_identity
 
@@ -102,7 +102,7 @@ class StoreFactory:
         if not existed:
             self._forget_offsets(path, TopicPartition(spec.topic, task.partition))
         try:
-            return RocksDbStore(spec.name, path, self.memory.options(by_range=spec.stored_keys.times > 0)), existed
+            return RocksDbStore(spec.name, path, self.memory.options(StoreOptions.of(spec))), existed
         except StoreCorrupted:
             raise
         except Exception as error:

@@ -21,7 +21,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from rocksdict import DBCompressionType, Options, SstFileWriter
+from rocksdict import Options, SstFileWriter
 
 from forebay.clock import epoch_ms
 from forebay.errors import ChangelogError
@@ -31,7 +31,7 @@ from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Batch, Consumer, Wake, open_changelog
 from forebay_worker.state.reserved_records import OFFSET_KEY, offsets_to_json
-from forebay_worker.state.rocksdb_memory import block_options
+from forebay_worker.state.rocksdb_memory import OF_ANY_STORE, StoreOptions, block_options
 from forebay_worker.state.storage_faults import storage_fault
 from forebay_worker.tasks.folding import Fold, advance, misplaced_keys
 from forebay_worker.tasks.log_continuity import continuity_fault
@@ -106,14 +106,13 @@ def write_sst(
     changes: Iterable[Sequence[tuple[bytes, bytes | None]]],
     topic_partition: TopicPartition,
     committed: CommittedOffset,
-    *,
-    by_range: bool = False,
+    store: StoreOptions = OF_ANY_STORE,
 ) -> None:
     """Write changes (None deletes), part by part in the order of their keys, and the resulting offset as one file
-    to ingest; ``by_range`` as of ``block_options``."""
+    to ingest."""
     options = Options(raw_mode=True)
-    options.set_block_based_table_factory(block_options(by_range=by_range))
-    options.set_compression_type(DBCompressionType.lz4())
+    options.set_block_based_table_factory(block_options(store))
+    store.compress(options)
     writer = SstFileWriter(options=options)
     writer.open(str(path))
     writer[OFFSET_KEY] = offsets_to_json({topic_partition: committed})
@@ -264,7 +263,7 @@ def _fold_files(
         # Never overwritten: a store may have ingested the file of an earlier attempt under this name.
         path.unlink(missing_ok=True)
         try:
-            write_sst(path, run.in_order(), tp, committed, by_range=spec.stored_keys.times > 0)
+            write_sst(path, run.in_order(), tp, committed, StoreOptions.of(spec))
         except BaseException:
             # What there is of it takes up space that others need.
             path.unlink(missing_ok=True)

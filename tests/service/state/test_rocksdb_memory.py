@@ -1,6 +1,7 @@
 """The memory that stores share: what their reads bring into it."""
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from forebay.codecs.keys import KEY_CODECS
 from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.store_kinds import STORE_KINDS
 from forebay.stored_keys import USER_TAG, StoredKeys, successor
+from forebay.stored_values import stamp
 from forebay.task_ids import TopicPartition
 from forebay_worker.state.rocksdb import NotInMemory, RocksDbStore
-from forebay_worker.state.rocksdb_memory import RocksDbMemory
+from forebay_worker.state.rocksdb_memory import RocksDbMemory, StoreOptions
 from forebay_worker.tasks.restore_process import write_sst
 
 TP = TopicPartition("log", 0)
@@ -130,12 +132,12 @@ def test_getting_where_a_range_begins_brings_what_it_reads(tmp_path: Path) -> No
     """Of a store whose keys have times; one with a filter would only be told that there is no such key."""
     keys = StoredKeys(STORE_KINDS["versioned"], KEY_CODECS["string"])
     rows = [(keys.stored(b"%08d" % n, 7), b"v%d" % n + b"x" * 100) for n in range(20_000)]
-    write_sst(tmp_path / "restored.sst", [rows], TP, CommittedOffset(1), by_range=True)
+    write_sst(tmp_path / "restored.sst", [rows], TP, CommittedOffset(1), StoreOptions(by_range=True))
     memory = RocksDbMemory(64 << 20, 64 << 20)
-    store = RocksDbStore("counts", tmp_path / "store", memory.options(by_range=True))
+    store = RocksDbStore("counts", tmp_path / "store", memory.options(StoreOptions(by_range=True)))
     store.ingest(tmp_path / "restored.sst", TP, CommittedOffset(1))
     store.close()
-    store = RocksDbStore("counts", tmp_path / "store", memory.options(by_range=True))
+    store = RocksDbStore("counts", tmp_path / "store", memory.options(StoreOptions(by_range=True)))
     unchanged = 0
     for n in range(100, 20_000, 500):
         prefix = keys.prefix(b"%08d" % n)
@@ -171,3 +173,75 @@ def test_damage_under_a_missing_key_is_no_miss(tmp_path: Path) -> None:
             refused += 1
     # A Bloom filter lets about one of a hundred missing keys through to the blocks.
     assert refused > 0
+
+
+def test_a_store_of_other_options_is_read_as_it_is(tmp_path: Path) -> None:
+    """And written with the new ones from then on: nothing is rebuilt for them."""
+    memory, rows = RocksDbMemory(8 << 20, 8 << 20), {key(n): b"%d" % n + b"x" * 200 for n in range(20_000)}
+    sizes = []
+    for step, chosen in enumerate((StoreOptions(compression="none"), StoreOptions(compression="zstd"))):
+        store = RocksDbStore("counts", tmp_path / "store", memory.options(chosen))
+        assert step == 0 or store.get_many(list(rows)) == list(rows.values())
+        for stored, value in rows.items():
+            store.put(stored, value)
+        store.commit({TP: CommittedOffset(step + 1)})
+        store.flush()
+        files = sorted((tmp_path / "store").glob("*.sst"), key=lambda path: path.stat().st_mtime_ns)
+        sizes.append(files[-1].stat().st_size)
+        assert store.get_many(list(rows)) == list(rows.values())
+        store.close()
+    assert sizes[1] < sizes[0] / 2
+
+
+@pytest.mark.parametrize(
+    ("chosen", "smaller"),
+    [(StoreOptions(bloom_bits_per_key=0), True), (StoreOptions(block_size_bytes=65_536), True)],
+    ids=["no filter", "large blocks"],
+)
+def test_options_are_those_of_restored_files_too(tmp_path: Path, chosen: StoreOptions, smaller: bool) -> None:
+    """Fewer blocks have fewer index entries, and no filter has no bits."""
+    rows = [(key(n), b"%d" % n) for n in range(50_000)]
+    sizes = []
+    for number, options in enumerate((StoreOptions(), chosen)):
+        write_sst(tmp_path / f"{number}.sst", [rows], TP, CommittedOffset(1), options)
+        sizes.append((tmp_path / f"{number}.sst").stat().st_size)
+    assert (sizes[1] < sizes[0] * 0.97) is smaller
+
+
+def test_the_capacity_page_has_the_figures_of_a_store(tmp_path: Path) -> None:
+    """Measured with fewer keys, which are as far apart; what differs by a tenth is another figure."""
+    chance, count = random.Random(1), 100_000
+
+    def value() -> bytes:
+        text = b'{"orders":%d,"total":%.2f,"last":"2026-11-%02dT%02d:%02d:%02d.%03dZ","city":"%016x"}' % (
+            chance.randrange(1_000),
+            chance.random() * 1e4,
+            *(chance.randrange(1, most) for most in (29, 24, 60, 60, 1_000)),
+            chance.getrandbits(64),
+        )
+        return stamp(0) + text.ljust(100)
+
+    rows = [(USER_TAG + b"%016x" % n, value()) for n in sorted(chance.sample(range(1 << 60), count))]
+    page = (Path(__file__).parents[3] / "docs" / "capacity.md").read_text()
+    found = {}
+    for number, options in enumerate(
+        (
+            StoreOptions(),
+            StoreOptions(compression="zstd"),
+            StoreOptions(compression="none"),
+            StoreOptions(bloom_bits_per_key=0),
+        )
+    ):
+        path = tmp_path / f"{number}.sst"
+        write_sst(path, [rows], TP, CommittedOffset(1), options)
+        found[options] = path.stat().st_size / count
+    bytes_a_key = {
+        "files, compressed with LZ4": found[StoreOptions()],
+        'files with [`compression = "zstd"`](topology.md#fields)': found[StoreOptions(compression="zstd")],
+        'files with `compression = "none"`': found[StoreOptions(compression="none")],
+        "of these, Bloom filters at 10 bits a key": found[StoreOptions()]
+        - found[StoreOptions(bloom_bits_per_key=0)],
+    }
+    for what, figure in bytes_a_key.items():
+        (said,) = re.findall(rf"\| {re.escape(what)} \| ([0-9.]+) GB \|", page)
+        assert figure == pytest.approx(float(said), rel=0.1), what

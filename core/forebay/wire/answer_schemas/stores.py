@@ -28,6 +28,9 @@ class StoreDescription(Struct, frozen=True, kw_only=True):
     on_bad_value: Literal["stop", "skip"]
     accept_uncompacted: bool
     accept_misplaced: bool = False
+    compression: Literal["lz4", "zstd", "none"] = "lz4"
+    block_size_bytes: Natural = 4_096
+    bloom_bits_per_key: Natural = 10
     window_size_ms: OptionalNatural = UNSET
     retention_ms: OptionalNatural = UNSET
     gap_ms: OptionalNatural = UNSET
