@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 
 from bench.figures import Row, Series, number
+from bench.headlines import HEADLINES
 from bench.limits import limit
 
 
@@ -62,10 +63,30 @@ class Report:
         return json.dumps({**asdict(self), "found": found}, indent=2, ensure_ascii=False) + "\n"
 
     def page(self) -> str:
-        """``docs/performance.md``."""
-        held = [row for row in self.rows if row.met is not None]
+        """``docs/performance.md``: the lines that answer what users ask."""
+        by_name = {(row.what, row.against): row for row in self.rows}
+        answers = [(one.question, by_name.get((one.what, one.against))) for one in HEADLINES]
         lines = [
             "# Performance",
+            "",
+            "How fast is it? On one machine with two cores, loader included, each line against something else in",
+            "the same run. [All figures](figures.md) have their spread, their targets, how cost grows, and what",
+            "the machine was. Compare the two sides of a line, and nothing with figures from elsewhere.",
+            "",
+            "| | forebay | against | theirs | ratio |",
+            "|---|---:|---|---:|---:|",
+            *(_answer(question, row) for question, row in answers if row is not None),
+            "",
+            "What TLS costs is under [Security](security.md#tls), what memory, disk and cores you need under",
+            "[Capacity](capacity.md).",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def figures_page(self) -> str:
+        """``docs/figures.md``: everything."""
+        held = [row for row in self.rows if row.met is not None]
+        lines = [
+            "# Figures",
             "",
             f"Written by `scripts/bench` on {self.date}: {self.rounds} rounds, {self.seconds} s a measurement.",
             "Both sides of a line were measured in turn (A B A B …) in the same run. Figures are medians, with",
@@ -158,6 +179,15 @@ def _growth(series: Sequence[Series]) -> list[str]:
         *_series_tables(series),
         "",
     ]
+
+
+def _answer(question: str, row: Row) -> str:
+    ours, theirs = _median(row.ours, row.unit), _median(row.theirs, row.unit)
+    return f"| {question} | {ours} | {row.against} | {theirs} | {_ratio(row)} |"
+
+
+def _median(values: tuple[float, ...], unit: str) -> str:
+    return f"{number(median(values))} {unit}" if values else ""
 
 
 def _figure(values: tuple[float, ...], unit: str) -> str:

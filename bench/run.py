@@ -126,6 +126,7 @@ def publish(report: Report) -> None:
     _RESULTS.mkdir(exist_ok=True)
     (_RESULTS / f"{report.date}.json").write_text(report.to_json())
     (ROOT / "docs" / "performance.md").write_text(report.page())
+    (ROOT / "docs" / "figures.md").write_text(report.figures_page())
     if report.series:
         (ROOT / "docs" / "growth.svg").write_text(growth_plot(report.series))
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import click
 import pytest
+from bench.headlines import HEADLINES
+from bench.run import newest_report
 from docs.generate import GENERATED, problems_page, settings_page
 
 from forebay.authentication import AUTHENTICATOR_ENTRY_POINTS
@@ -237,10 +239,18 @@ def test_figures_are_those_of_the_report(page, heading):
         r"[\d,.]+ (?:requests/s|records/s|keys/s|s|ms|µs|MB)\b(?= \|)", section((DOCS / page).read_text(), heading)
     )
     assert figures
-    report = (DOCS / "performance.md").read_text()
+    report = (DOCS / "figures.md").read_text()
     for figure in figures:
         number, unit = figure.split(" ", 1)
         assert re.search(rf"\| {re.escape(number)} (\([^)]*\) )?{re.escape(unit)} ", report), f"{page}: {figure}"
+
+
+def test_each_question_about_speed_has_its_figure():
+    report = newest_report()
+    rows = {(row.what, row.against) for row in report.rows}
+    assert [one.question for one in HEADLINES if (one.what, one.against) not in rows] == []
+    assert (DOCS / "performance.md").read_text() == report.page()
+    assert (DOCS / "figures.md").read_text() == report.figures_page()
 
 
 def test_the_site_is_whole_and_loads_nothing_from_elsewhere(tmp_path):
