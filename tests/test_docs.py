@@ -230,7 +230,7 @@ def test_every_term_of_the_glossary_says_where_it_lives():
     [
         ("comparison.md", "## What was measured"),
         ("failover.md", "## How long it takes"),
-        ("sidecar.md", "## What a row costs"),
+        ("routers.md", "### What a row costs"),
         ("state-tap.md", "## What it costs"),
     ],
 )
