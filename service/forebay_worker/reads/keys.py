@@ -37,6 +37,9 @@ from forebay_worker.reads.values import (
 )
 from forebay_worker.tasks.replica import Replica
 
+_MAX_TESTED_AT_ONCE = 128
+"""Keys of a batch of which memory is asked in one turn: a millisecond."""
+
 
 class Found(NamedTuple):
     """The stamped value of a key, None if there is none, and its provenance."""
@@ -194,8 +197,10 @@ class Reads:
         return batched
 
     def are_in_memory(self, spec: StoreSpec, located: LocatedKeys, parameters: ReadParameters) -> bool:
-        """Whether all of a small batch's keys can be read without a disk."""
-        return not self._disk_reads.are_likely() or all(
+        """Whether a batch's keys are few enough, and can all be read without a disk."""
+        if not self._disk_reads.are_likely():
+            return True
+        return located.count <= _MAX_TESTED_AT_ONCE and all(
             not_in_memory(store, key) is None
             for partition, (_, plains) in located.at(None)
             for store, key in self._sought(spec, partition, plains, parameters)
