@@ -38,7 +38,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Absent:
-    """Items of one partition that were deleted; their value is None."""
+    """Items of one partition that were deleted; their value and timestamp are None."""
 
     store: str
     items: tuple[Item, ...]

@@ -33,7 +33,7 @@ def test_a_refusal_states_its_problem_alone():
 
 
 def test_the_clients_answers_are_read_alike():
-    answer = Answer("counts", "k", VALUE, 3, TOKEN, "standby", "w1", Lag(1, None, 5))
+    answer = Answer("counts", "k", VALUE, 7, 3, TOKEN, "standby", "w1", Lag(1, None, 5))
     assert answers.of_client(READ, ("k",), answer) == answers.of_key(
         READ, 200, {"key": "k", "value": VALUE, **SOURCE}
     )

@@ -63,9 +63,9 @@ def test_resets_lags_and_problems_name_what_they_are_of():
 def test_the_clients_changes_are_read_alike():
     source = ReplicaInfo(3, TOKEN, "standby", "w1", Lag(1, None, 5))
     document = {"entries": [{"key": "k", "value": VALUE}], **SOURCE}
-    values = Values("counts", (Entry("k", VALUE),), source)
+    values = Values("counts", (Entry("k", VALUE, 7),), source)
     assert of_change(READ, FOLLOWED, values) == received("values", document)
-    assert of_change(READ, FOLLOWED, Absent("counts", (Entry("k", None),), source)).items == ((("k",), None),)
+    assert of_change(READ, FOLLOWED, Absent("counts", (Entry("k", None, None),), source)).items == ((("k",), None),)
     assert of_change(READ, FOLLOWED, Reset("counts", (3,))) == received("reset", {"partitions": [3]})
     assert of_change(READ, FOLLOWED, StoreLag("counts", Lag(1, None, 5))) == received("lag", {"lag": LAG})
     assert of_change(READ, FOLLOWED, NoReplica("none")).problem == "no-replica"
