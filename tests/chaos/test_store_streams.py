@@ -65,7 +65,8 @@ def test_the_clients_changes_are_read_alike():
     document = {"entries": [{"key": "k", "value": VALUE}], **SOURCE}
     values = Values("counts", (Entry("k", VALUE, 7),), source)
     assert of_change(READ, FOLLOWED, values) == received("values", document)
-    assert of_change(READ, FOLLOWED, Absent("counts", (Entry("k", None, None),), source)).items == ((("k",), None),)
+    gone = Absent("counts", (Entry("k", None, None),), source)
+    assert of_change(READ, FOLLOWED, gone).items == ((("k",), None),)
     assert of_change(READ, FOLLOWED, Reset("counts", (3,))) == received("reset", {"partitions": [3]})
     assert of_change(READ, FOLLOWED, StoreLag("counts", Lag(1, None, 5))) == received("lag", {"lag": LAG})
     assert of_change(READ, FOLLOWED, NoReplica("none")).problem == "no-replica"

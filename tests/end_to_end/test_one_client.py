@@ -50,6 +50,8 @@ def test_batches_of_large_values_that_are_not_read(attacked):
     cluster, worker, router = attacked
     cluster.put("counts", {b"b%d" % i: b'"%b"' % (b"x" * (1 << 20)) for i in range(20)})
     cluster.wait_settled(worker, replicas=1)
+    last = f"http://{router}/v1/stores/counts/keys/b1"
+    wait_until(lambda: httpx.get(last, timeout=10).status_code == 200, "the value being read")
     refused = httpx.post(f"http://{router}/v1/stores/counts/batch-get", json={"keys": ["b1"] * 500}, timeout=10)
     assert (refused.status_code, refused.json()["type"]) == (413, "urn:forebay:problem:answer-too-large")
     body = b'{"keys":[%b]}' % b",".join(b'"b%d"' % i for i in range(20))

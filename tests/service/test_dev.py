@@ -34,8 +34,11 @@ def refused(address: str) -> bool:
 
 def test_it_serves_until_it_is_interrupted_and_leaves_nothing(tmp_path):
     with running_dev(tmp_path) as (process, address, workers):
-        first = httpx.get(f"http://{address}{KEYS}/ann").json()["value"]["orders"]
-        wait_until(lambda: httpx.get(f"http://{address}{KEYS}/ann").json()["value"]["orders"] > first, "an order")
+        read = f"http://{address}{KEYS}/ann"
+        # The sample's first batch may be on its way.
+        wait_until(lambda: httpx.get(read).status_code == 200, "a value")
+        first = httpx.get(read).json()["value"]["orders"]
+        wait_until(lambda: httpx.get(read).json()["value"]["orders"] > first, "an order")
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
         assert refused(address)
