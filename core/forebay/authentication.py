@@ -76,6 +76,9 @@ class _EitherTokens(BearerTokens):
     def holder(self, authorization: bytes) -> TokenHolder:
         return self._of(authorization).holder(authorization)
 
+    def is_accepted(self, holder: TokenHolder, now_epoch_ms: float) -> bool:
+        return any(tokens.is_accepted(holder, now_epoch_ms) for tokens in (self._file, self._issued))
+
     def digests(self) -> frozenset[bytes]:
         return self._file.digests()
 

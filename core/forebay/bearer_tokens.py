@@ -71,6 +71,10 @@ class BearerTokens(ABC):
         """A request's token; raises as ``authenticate`` does."""
 
     @abstractmethod
+    def is_accepted(self, holder: TokenHolder, now_epoch_ms: float) -> bool:
+        """Whether a token that was accepted before still is."""
+
+    @abstractmethod
     def digests(self) -> frozenset[bytes]:
         """The SHA-256 of every token that is accepted until it is removed."""
 
@@ -100,6 +104,9 @@ class TokensFile(BearerTokens):
             self.holder(authorization)
             if len(self._let_in) < _MAX_REMEMBERED and len(authorization) <= _MAX_REMEMBERED_BYTES:
                 self._let_in.add(authorization)
+
+    def is_accepted(self, holder: TokenHolder, now_epoch_ms: float) -> bool:
+        return holder.until_ms is None and holder.digest in self._file()
 
     def digests(self) -> frozenset[bytes]:
         return self._file()

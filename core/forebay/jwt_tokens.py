@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 LEEWAY_S = 30
 """How far the issuer's clock and this one may differ."""
 _MAX_REMEMBERED = 4096
+_MAX_REMEMBERED_BYTES = 4096
+"""A longer header is checked each time: what is remembered must be bounded in bytes."""
 _REFRESH_S = 300.0
 _RETRY_S = 5.0
 _MIN_BETWEEN_MS = 10_000.0
@@ -148,8 +150,11 @@ class JwtTokens(BearerTokens):
             holder = self.holder(authorization)
             if len(self._accepted) >= _MAX_REMEMBERED:
                 self._accepted.clear()
-            assert holder.until_ms is not None
-            self._accepted[authorization] = holder.until_ms
+            if holder.until_ms is not None and len(authorization) <= _MAX_REMEMBERED_BYTES:
+                self._accepted[authorization] = holder.until_ms
+
+    def is_accepted(self, holder: TokenHolder, now_epoch_ms: float) -> bool:
+        return holder.until_ms is not None and now_epoch_ms < holder.until_ms
 
     def digests(self) -> frozenset[bytes]:
         """None: how long a token is accepted, it says itself."""

@@ -207,6 +207,9 @@ def test_a_ticket_of_a_token_that_expires_opens_no_stream_after_that(door):
         def holder(self, authorization: bytes) -> TokenHolder:
             return TokenHolder(authorization, NOW_MS + 30_000)
 
+        def is_accepted(self, holder: TokenHolder, now_epoch_ms: float) -> bool:
+            return holder.until_ms is not None and now_epoch_ms < holder.until_ms
+
         def digests(self) -> frozenset[bytes]:
             return frozenset()
 
@@ -217,5 +220,10 @@ def test_a_ticket_of_a_token_that_expires_opens_no_stream_after_that(door):
     other.require_known(holder)
     door.clock.now_ms += 1
     for opened in (lambda: other.require_known(holder), lambda: other.open(ticket, "GET", OF_A)):
-        with pytest.raises(Unauthenticated, match="was issued for has expired"):
+        with pytest.raises(Unauthenticated, match="was issued for is not known here, or has expired"):
             opened()
+    # Nor any at a process that accepts no such tokens, though it has the same key.
+    door.clock.now_ms -= 30_000
+    for tickets in (door.tickets, Tickets(lambda: KEY, None, door.clock)):
+        with pytest.raises(Unauthenticated, match="is not known here"):
+            tickets.open(ticket, "GET", OF_A)

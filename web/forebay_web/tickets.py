@@ -189,10 +189,8 @@ class Tickets:
 
     def require_known(self, holder: TokenHolder) -> None:
         """Raise ``Unauthenticated`` unless a token is still accepted."""
-        if holder.until_ms is not None and self._clock() >= holder.until_ms:
-            raise Unauthenticated("The token that the ticket was issued for has expired.")
-        if holder.until_ms is None and (self._tokens is None or holder.digest not in self._tokens.digests()):
-            raise Unauthenticated("The token that the ticket was issued for is not known here.")
+        if self._tokens is None or not self._tokens.is_accepted(holder, self._clock()):
+            raise Unauthenticated("The token that the ticket was issued for is not known here, or has expired.")
 
     def _digests(self) -> Mapping[str, bytes]:
         key, digests = self._key(), frozenset() if self._tokens is None else self._tokens.digests()
