@@ -143,17 +143,22 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
         spark_state=_spark_state(table, kind, where),
         latest_by=_latest_by(table, kind, where),
         **durations,
-        **_rocksdb_options(table, where),
+        **_rocksdb_options(table, kind, where),
         **bounds,
     )
 
 
-def _rocksdb_options(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _rocksdb_options(table: Mapping[str, Any], kind: StoreKind, where: str) -> dict[str, Any]:
     given = [item for item in _ROCKSDB_OPTIONS if item in table]
     supplier = table.get("supplier", "rocksdb")
     if given and supplier != "rocksdb":
         raise TopologyError(
             f"{where} has {given[0]!r}, which only stores of RocksDB have; its supplier is {supplier!r}."
+        )
+    if "bloom_bits_per_key" in given and (kind.times or "latest_by" in table):
+        raise TopologyError(
+            f"{where} has 'bloom_bits_per_key', which only key-value stores without latest_by have: the others "
+            "are read by ranges, which no filter helps."
         )
     chosen: dict[str, Any] = {}
     for item in given:

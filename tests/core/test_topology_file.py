@@ -50,6 +50,7 @@ def test_a_store_that_names_only_itself_gets_the_defaults() -> None:
         ("block_size_bytes = 512", "needs 'block_size_bytes', a whole number of at least 1024; it has 512."),
         ("bloom_bits_per_key = 31", "bloom_bits_per_key = 31 is more than 30"),
         ('compression = "lz5"', "compression"),
+        ('latest_by = "n"\nbloom_bits_per_key = 9', "read by ranges, which no filter helps"),
         ('supplier = "memory"\ncompression = "zstd"', "has 'compression', which only stores of RocksDB have"),
     ],
 )
