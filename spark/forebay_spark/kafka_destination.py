@@ -98,9 +98,11 @@ def _require_allowed(session: SparkSession, token_endpoint: str) -> None:
     """
     assert session._jvm is not None
     on_driver = str(session._jvm.java.lang.System.getProperty(ALLOWED_URLS) or "")
-    on_executors = str(session.conf.get("spark.executor.extraJavaOptions", "") or "")
     is_local = str(session.conf.get("spark.master", "")).startswith("local")
-    if token_endpoint not in on_driver or not (is_local or token_endpoint in on_executors):
+    options = str(session.conf.get("spark.executor.extraJavaOptions", "") or "").split()
+    of_executors = [option for option in options if option.startswith(f"-D{ALLOWED_URLS}=")]
+    on_executors = on_driver if is_local else ",".join(of_executors).partition("=")[2]
+    if not all(token_endpoint in urls.split(",") for urls in (on_driver, on_executors)):
         raise SinkError(
             "Kafka's Java client asks no token endpoint that is not allowed. Start Spark with "
             f"spark.driver.extraJavaOptions=-D{ALLOWED_URLS}={token_endpoint}, and with "

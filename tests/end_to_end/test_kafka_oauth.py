@@ -111,10 +111,11 @@ def test_the_sink_writes_with_tokens_of_its_own(spark, cluster, issuer, tmp_path
     source = Source(spark, tmp_path / "in", "k string, n bigint")
     source.add(*({"k": f"k{i}", "n": i} for i in range(20)))
     system = spark._jvm.java.lang.System
-    system.clearProperty(ALLOWED_URLS)
     sink = Sink(cluster.topology_path, changelog=cluster.changelog.url)
-    with pytest.raises(SinkError, match=f"spark.driver.extraJavaOptions=-D{ALLOWED_URLS}={issuer.url}/token"):
-        sink.write(source.df, "latest", key="k", value=["n"])
+    for allowed in ("", f"{issuer.url}/tokens"):
+        system.setProperty(ALLOWED_URLS, allowed)
+        with pytest.raises(SinkError, match=f"spark.driver.extraJavaOptions=-D{ALLOWED_URLS}={issuer.url}/token"):
+            sink.write(source.df, "latest", key="k", value=["n"])
     system.setProperty(ALLOWED_URLS, f"{issuer.url}/token")
     try:
         run(sink.write(source.df, "latest", key="k", value=["n"]), tmp_path)

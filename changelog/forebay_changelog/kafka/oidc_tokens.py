@@ -52,7 +52,7 @@ class OidcTokens(AbstractTokenProvider):  # type: ignore[misc]
         form = {"grant_type": "client_credentials"}
         if self._scope:
             form["scope"] = self._scope
-        async with httpx.AsyncClient(verify=self._authorities, timeout=_TIMEOUT_S, trust_env=False) as client:
+        async with httpx.AsyncClient(verify=self._authorities, timeout=_TIMEOUT_S) as client:
             answer = await client.post(self._url, data=form, auth=self._credentials)
         answer.raise_for_status()
         document = answer.json()
