@@ -72,7 +72,7 @@ class Batched(NamedTuple):
 class KeyRead:
     """A read of one key without the key: its store and parameters, prepared once for all identical reads."""
 
-    __slots__ = ("_admission", "_key_form", "_spec", "parameters")
+    __slots__ = ("_admission", "_codec", "_key_form", "_spec", "parameters")
 
     def __init__(
         self, admission: Admission, spec: StoreSpec, key_form: KeyForms, parameters: ReadParameters
@@ -82,6 +82,7 @@ class KeyRead:
         self._admission = admission
         self._spec = spec
         self._key_form = key_form
+        self._codec = spec.value_codec
         self.parameters = parameters
 
     @property
@@ -102,7 +103,7 @@ class KeyRead:
             raise Refused(miss(admitted, self._spec, key.plain, parameters.as_of_ms), replica_info.source)
         if parameters.max_record_age_ms is not None:
             _require_young([value], parameters, replica_info)
-        document = key_document(key, value, self._spec.value_codec, replica_info.tail)
+        document = key_document(key, value, self._codec, replica_info.tail)
         if len(document) > MAX_ANSWER_BYTES:
             raise AnswerTooLarge(f"The key's value takes {len(document)} bytes as JSON, more than an answer may.")
         return HttpAnswer(200, replica_info.json_head, document)

@@ -135,18 +135,17 @@ def value_of(
     Raises ``NotReady``, and if it is to be ``from_memory`` ``NotInMemory``.
     """
     store, keys = admitted.view.store, admitted.view.spec.stored_keys
+    value: bytes | None = None
     try:
         if from_memory and isinstance(store, RocksDbStore):
             value = store.get_from_memory(sought(keys, key.plain, parameters) if keys.times else key.stored)
-            if not keys.times:
-                return value
         elif not keys.times:
-            return store.get(key.stored)
+            value = store.get(key.stored)
     except NotInMemory:
         raise
     except Exception as error:
         raise _unreadable(admitted, store, error) from error
-    return _version(admitted, key.plain, parameters)
+    return _version(admitted, key.plain, parameters) if keys.times else value
 
 
 def sought(keys: StoredKeys, plain: bytes, parameters: ReadParameters) -> bytes:

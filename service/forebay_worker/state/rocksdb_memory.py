@@ -32,9 +32,9 @@ class StoreOptions:
     """
 
     by_range: bool = False
-    compression: str = "lz4"
-    block_size_bytes: int = 4_096
-    bloom_bits_per_key: int = 10
+    compression: str = StoreSpec.compression
+    block_size_bytes: int = StoreSpec.block_size_bytes
+    bloom_bits_per_key: int = StoreSpec.bloom_bits_per_key
 
     @classmethod
     def of(cls, spec: StoreSpec) -> StoreOptions:
