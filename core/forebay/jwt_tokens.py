@@ -64,6 +64,7 @@ class IssuerKeys:
         self._trust = trust
         self._authorities = ssl.create_default_context()
         self._wanted = threading.Event()
+        self._closed = False
         self._fetched_boot_ms = float("-inf")
         self._published: Any = None
         self._logged = LogThrottle()
@@ -76,8 +77,13 @@ class IssuerKeys:
         if boot_ms() >= self._fetched_boot_ms + _MIN_BETWEEN_MS:
             self._wanted.set()
 
+    def close(self) -> None:
+        """Fetch no more."""
+        self._closed = True
+        self._wanted.set()
+
     def _fetch_again_and_again(self) -> None:
-        while True:
+        while not self._closed:
             pause_s = _REFRESH_S
             try:
                 self._fetch()
@@ -152,6 +158,10 @@ class JwtTokens(BearerTokens):
                 self._accepted.clear()
             if holder.until_ms is not None and len(authorization) <= _MAX_REMEMBERED_BYTES:
                 self._accepted[authorization] = holder.until_ms
+
+    def close(self) -> None:
+        """Follow the issuer's keys no more."""
+        self._keys.close()
 
     def is_accepted(self, holder: TokenHolder, now_epoch_ms: float) -> bool:
         return holder.until_ms is not None and now_epoch_ms < holder.until_ms

@@ -25,6 +25,22 @@ def issuer() -> Iterator[Issuer]:
         yield issuer
 
 
+@pytest.fixture(autouse=True)
+def closes_tokens(monkeypatch) -> Iterator[None]:
+    """None of them is left that asks an issuer who is gone."""
+    opened: list[JwtTokens] = []
+    begin = JwtTokens.__init__
+
+    def begin_and_note(tokens: JwtTokens, *arguments) -> None:
+        begin(tokens, *arguments)
+        opened.append(tokens)
+
+    monkeypatch.setattr(JwtTokens, "__init__", begin_and_note)
+    yield
+    for tokens in opened:
+        tokens.close()
+
+
 def tokens_of(issuer: Issuer, clock=lambda: time.time() * 1000) -> JwtTokens:
     tokens = JwtTokens(Trust(issuer.url, AUDIENCE), clock)
     wait_until(lambda: knows_keys(tokens), "the keys")

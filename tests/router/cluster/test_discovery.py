@@ -70,7 +70,11 @@ async def worker(
     """A worker that says this of itself, its map has it and others or nobody; as long as it says nothing, it is
     silent. ``received`` gets the requests' heads."""
 
+    # A loop refers to its tasks weakly: a silent one would be collected, and end with a warning.
+    serving: set[asyncio.Task[None] | None] = set()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 if received is not None:
@@ -103,6 +107,8 @@ async def worker(
         yield host
     finally:
         server.close()
+        for task in filter(None, serving):
+            task.cancel()
 
 
 def identity_of(status: dict[str, Any]) -> dict[str, Any]:
