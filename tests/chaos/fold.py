@@ -128,7 +128,8 @@ class PartitionFold:
 
 
 class Eras:
-    """One partition's log, era by era: when it is cut, it loses its newest records, and others take their place.
+    """One partition's log, era by era: when it is cut, it loses its newest records, and others take their place,
+    or it loses its first ones.
 
     No worker runs while a log is cut. So whatever is answered is of the log as it is, or as it was before.
     """
@@ -141,7 +142,8 @@ class Eras:
             written[self.at(record.began_ms)].append(record)
         logs = [written[0]]
         for cut, later in zip(self._cuts, written[1:], strict=True):
-            logs.append([record for record in logs[-1] if record.offset < cut.end] + later)
+            kept = [record for record in logs[-1] if cut.beginning <= record.offset < cut.end]
+            logs.append(kept + later)
         self.logs = [PartitionFold(log) for log in logs]
 
     @property
@@ -159,7 +161,8 @@ class Eras:
         return self._ended[era - 1] if era else -math.inf
 
     def common_end(self, era: int, other: int) -> float:
-        """The offset before which the log is the same in two eras; infinite if nothing was lost between them."""
+        """The offset before which the log is the same in two eras, but for a beginning that has moved; infinite
+        if no offset was taken anew between them."""
         between = self._cuts[min(era, other) : max(era, other)]
         return min((cut.end for cut in between), default=math.inf)
 
@@ -183,5 +186,5 @@ class Fold:
         return self._partitions.get((store, partition), self._empty)
 
     def was_cut(self, store: str, until_ms: float) -> bool:
-        """Whether a store's log has lost records by a time."""
-        return any(cut.store == store and cut.ended_ms <= until_ms for cut in self._cuts)
+        """Whether offsets of a store's log were taken anew by a time."""
+        return any(cut.store == store and cut.ended_ms <= until_ms and cut.end < math.inf for cut in self._cuts)

@@ -171,14 +171,16 @@ class Fault:
 
 @dataclass(frozen=True)
 class Cut:
-    """A log's loss of its newest records, between two times at which no worker ran."""
+    """A log's loss of its newest or of its first records, between two times at which no worker ran."""
 
     store: str
     partition: int
-    end: int
-    """The first offset that was lost. Other records have taken it since."""
+    end: float
+    """The first offset that was lost, and that other records have taken since; infinite if the newest stayed."""
     began_ms: float
     ended_ms: float
+    beginning: int = 0
+    """The first offset that stayed."""
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,12 @@ class KafkaWriter:
         ).values()
         return int(found.result(_TIMEOUT_S).offset)
 
+    def move_beginning(self, tp: TopicPartition, beginning: int) -> None:
+        """Have the brokers remove a partition's records before an offset."""
+        admin = AdminClient(self._changelog.kafka.librdkafka())
+        (removed,) = admin.delete_records([KafkaTopicPartition(*tp, beginning)]).values()
+        removed.result(_TIMEOUT_S)
+
     def renew(self) -> None:
         """Write with new producers: what they know of a log's end may have been lost."""
         self._unproven = {*self._producers}

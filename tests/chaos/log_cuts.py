@@ -1,8 +1,10 @@
-"""A log that loses its newest records while no worker runs, and goes on with others at their offsets."""
+"""A log that loses its newest records while no worker runs, and goes on with others, or its first records."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import shutil
 import sqlite3
 import threading
@@ -21,6 +23,8 @@ from tests.chaos.log_faults import Injury
 from tests.chaos.writer import Writer
 from tests.support.kafka_log_files import copy_log, put_log
 
+KEPT_RECORDS = 100
+"""Fewer than this stay where a beginning is moved."""
 LOST_S = 1.0
 """At least what is written in this time is lost."""
 
@@ -94,13 +98,37 @@ class KafkaLogFiles:
 
 
 class LogCuts:
-    """Cuts the log of one partition of a store, with all workers stopped in order, and the writer at rest."""
+    """Cuts the log of one partition of a store, with all workers stopped in order, and the writer at rest.
+
+    ``move_beginning`` removes the records before an offset, where a log can be told to.
+    """
 
     def __init__(
-        self, deployment: Deployment, writer: Writer, files: LogFiles, report: Callable[[Cut], None]
+        self,
+        deployment: Deployment,
+        writer: Writer,
+        files: LogFiles,
+        report: Callable[[Cut], None],
+        move_beginning: Callable[[TopicPartition, int], None] | None = None,
     ) -> None:
         self._deployment, self._writer, self._files, self._report = deployment, writer, files, report
         self.injuries: dict[str, Callable[[int], Injury]] = {"cut-log": self._cut_log}
+        if move_beginning is not None:
+            self.injuries["move-beginning"] = functools.partial(self._move_beginning, move_beginning)
+
+    @contextlib.contextmanager
+    def _move_beginning(self, move: Callable[[TopicPartition, int], None], target: int) -> Iterator[str]:
+        """Of a key-value store, of which the log's first record is what the first key's value was."""
+        spec = next(spec for spec in self._deployment.topology.stores.values() if spec.kind == "key-value")
+        tp = TopicPartition(spec.topic, target % spec.partitions)
+        with self._files.breaking, self._deployment.without_workers():
+            with self._writer.resting:
+                began_ms = boot_ms()
+                beginning = self._writer.ends[spec.name].get(tp.partition, 0) - target % KEPT_RECORDS
+                if beginning > 0:
+                    move(tp, beginning)
+                    self._report(Cut(spec.name, tp.partition, math.inf, began_ms, boot_ms(), beginning))
+            yield str(tp)
 
     @contextlib.contextmanager
     def _cut_log(self, target: int) -> Iterator[str]:

@@ -18,6 +18,7 @@ import httpx
 from examples.broker import Brokers
 from examples.ports import free_ports
 from forebay.clock import boot_ms
+from forebay.task_ids import TopicPartition
 from forebay.topology import Topology
 from forebay.topology_file import load_topology
 from forebay_changelog import Changelog
@@ -46,8 +47,13 @@ GIVEN_BACK_WITHIN_S = 10
 """After the last client has left, nothing is held for one within this time."""
 CALM_S = 4.0
 WARM_UP_S = 2.0
-_REBUILDS = {"rebuild": " and rebuilt", "tombstones-missed": "tombstones", "log-cut": "has lost records"}
-"""Words by which a log says that a store is rebuilt: after damage, or since tombstones or records were lost."""
+_REBUILDS = {
+    "rebuild": " and rebuilt",
+    "tombstones-missed": "tombstones",
+    "log-cut": "has lost records",
+    "beginning-moved": "and began at",
+}
+"""Words by which a log says that a store is rebuilt: after damage, or since a log has changed."""
 _TRACES = ("Traceback (most recent call last)", "panicked at", "Fatal Python error")
 
 
@@ -123,7 +129,7 @@ class Run:
             faults = BrokerFaults(proxied, self._proxies)
             directory = self.directory / "kafka" / "broker-1"
             files = KafkaLogFiles(kafka.brokers[0], directory, faults.breaking, writer.end, writer.renew)
-            self._deploy(kafka.url, changelog, writer, faults.injuries, files)
+            self._deploy(kafka.url, changelog, writer, faults.injuries, files, writer.move_beginning)
 
     def _deploy(
         self,
@@ -132,6 +138,7 @@ class Run:
         log: LogWriter,
         log_injuries: Mapping[str, Callable[[int], Injury]],
         files: LogFiles,
+        move_beginning: Callable[[TopicPartition, int], None] | None = None,
     ) -> None:
         """``url`` is the log's for workers."""
         deployment = Deployment(
@@ -152,7 +159,7 @@ class Run:
                 deployment.start(deployment.add_worker())
             for _ in range(ROUTERS):
                 deployment.start(deployment.add_router())
-            cuts = LogCuts(deployment, writer, files, self.history.add)
+            cuts = LogCuts(deployment, writer, files, self.history.add, move_beginning)
             faults = Faults(deployment, {**log_injuries, **cuts.injuries})
             asyncio.run(self._read_under_faults(deployment, writer, faults))
             self._find_traces(deployment)

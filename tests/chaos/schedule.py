@@ -30,7 +30,15 @@ ON_EVERY_LOG = (
     "step-clock",
 )
 OF_SQLITE = ("lock-log", "damage-group")
-OF_KAFKA = ("stop-broker", "kill-broker", "freeze-broker", "cut-broker", "delay-broker", "hold-broker")
+OF_KAFKA = (
+    "stop-broker",
+    "kill-broker",
+    "freeze-broker",
+    "cut-broker",
+    "delay-broker",
+    "hold-broker",
+    "move-beginning",
+)
 OF_DISKS = ("fill-disk", "read-only-disk")
 """Where disks can be mounted."""
 OF_LOG_FILES = ("cut-log",)

@@ -132,6 +132,7 @@ ALL = (
         "a replica that had missed tombstones was rebuilt", _finding("tombstones-missed"), _DEATHS, "sqlite"
     ),
     Sometimes("a replica found that its log had lost records", _finding("log-cut"), frozenset({"cut-log"})),
+    Sometimes("a beginning that had moved was found", _finding("beginning-moved"), frozenset({"move-beginning"})),
     Sometimes("a position that was lost was refused", _problem("position-of-another-log"), frozenset({"cut-log"})),
     Sometimes("a session moved to another worker", _moved("key")),
     Sometimes("a stream moved to another worker", _moved("change"), _DEATHS | {"rolling-restart"}),

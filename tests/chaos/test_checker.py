@@ -1,5 +1,6 @@
 """The checker accepts what is promised, and finds every kind of violation that is planted in a history."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -415,3 +416,15 @@ def test_what_a_session_has_seen_is_not_forgotten_with_what_was_lost():
     lost = read(14, AS_IT_WAS, at=21_000.0)
     assert kinds_after_cut(after, lost) == set()
     assert kinds_after_cut(after, replace(lost, session="s")) == {"wrong-value"}
+
+
+def test_what_a_log_no_longer_begins_with_is_not_shown_with_a_lag():
+    """Who has not found that the beginning has moved has the store as it was, and no lag."""
+    moved = Cut("counts", 0, math.inf, 9_000.0, 10_000.0, beginning=2)
+
+    def found(*reads: Read) -> set[str]:
+        return {one.kind for one in check(History(records=RECORDS, reads=list(reads), cuts=[moved]))}
+
+    first = read(11)
+    assert found(first) == {"wrong-value"}
+    assert found(replace(first, portions={0: AS_IT_WAS})) == found(read(14)) == set()

@@ -45,7 +45,7 @@ def test_every_planned_kind_can_be_injected(tmp_path):
     )
     of_logs = SqliteLogFaults(deployment.topology, tmp_path).injuries | BrokerFaults([], proxies).injuries
     writer = Writer(deployment.topology, str, Mock(), 1, Mock())
-    of_logs |= LogCuts(deployment, writer, Mock(), Mock()).injuries
+    of_logs |= LogCuts(deployment, writer, Mock(), Mock(), Mock()).injuries
     try:
         assert set(Faults(deployment, of_logs).injuries) == {*kinds_for("sqlite", 2), *kinds_for("kafka", 2)}
     finally:
