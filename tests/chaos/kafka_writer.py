@@ -26,7 +26,9 @@ ABORTED = 0.1
 HELD_OPEN = 0.03
 LONGEST_OPEN_S = 1.5
 _COMPACTED = {
-    "cleanup.policy": "compact",
+    # Only where a policy deletes do brokers remove records on request; by itself nothing goes.
+    "cleanup.policy": "compact,delete",
+    "retention.ms": "-1",
     "min.compaction.lag.ms": "2000",
     "max.compaction.lag.ms": "4000",
     "segment.ms": "3000",
