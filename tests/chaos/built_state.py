@@ -185,9 +185,12 @@ class BuiltPartition:
         other = BuiltPartition(self.eras, era, self._store, self._followed)
         end = self.eras.common_end(self.era, era)
         other.known, other._is_complete = self.known, self._is_complete
-        other._seen = {item: min(i, other.log.history(item).index_at(end)) for item, i in self._seen.items()}
+        for item, index in self._seen.items():
+            history, its = self.log.history(item), other.log.history(item)
+            other._seen[item] = its.index_at(min(history.earliest_position(index), end))
         for item, index in self._shown.items():
-            other._show_version(item, index)
+            # What was before a beginning that has moved is taken for absent: nobody can tell of its deletion.
+            other._show_version(item, self.log.history(item).same_in(other.log.history(item), index))
         return other
 
     def forget(self) -> None:

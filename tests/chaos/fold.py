@@ -70,6 +70,12 @@ class ItemHistory:
         )
         return range(first, end)
 
+    def same_in(self, other: ItemHistory, index: int) -> int:
+        """Which version of the same item's history in another era a version is; -1 if that does not have it."""
+        found = other.index_at(self.earliest_position(index))
+        is_same = found >= 0 and index >= 0 and other.versions[found] == self.versions[index]
+        return found if is_same else -1
+
     def is_absent(self, index: int) -> bool:
         """Whether the item does not exist as of a version."""
         return index < 0 or self.versions[index].serial is None
