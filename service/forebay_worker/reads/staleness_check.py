@@ -310,7 +310,7 @@ class Admission:
     @staticmethod
     def is_of_another_history(view: ReplicaView, point: OffsetAndEpoch | None) -> bool:
         """Whether a point is in a part of the log that was lost, as far as the replica knows its history."""
-        return point is not None and (view.is_log_cut or is_cut_off(view.epochs, view.proof, point))
+        return point is not None and (view.log_has_lost == "newest" or is_cut_off(view.epochs, view.proof, point))
 
     def replica_info(self, admitted: Admitted) -> EncodedReplicaInfo:
         """An answer's provenance; taken after its content, so that the position is an upper bound for it.

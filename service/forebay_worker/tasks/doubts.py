@@ -23,7 +23,7 @@ class Doubt(NamedTuple):
     """Whether the topology says so: then only misses are refused."""
 
 
-def log_cut(spec: StoreSpec) -> Doubt:
+def records_lost(spec: StoreSpec) -> Doubt:
     """Records that were applied are no longer in the log."""
     return Doubt(
         LogDiverged,

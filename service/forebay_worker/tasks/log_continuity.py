@@ -20,12 +20,16 @@ class TombstonesMissed(NotContinued):
     """Tombstones that were written since are gone."""
 
 
-class BeginningMoved(NotContinued):
-    """Records before the log's present beginning are in the store, and in no store that is built from now on."""
+class RecordsLost(NotContinued):
+    """A store has records that its log has lost: it can be served, with a lag that nobody knows."""
 
 
-class LogCut(StoreCorrupted):
-    """A store has records that its log has lost: it can be served, with a lag that nobody knows, not continued."""
+class BeginningMoved(RecordsLost):
+    """They are those before the log's present beginning, and in no store that is built from now on."""
+
+
+class LogCut(RecordsLost):
+    """They were the newest, and others may have taken their place."""
 
 
 def replaced_log(topic: str) -> str:

@@ -312,6 +312,6 @@ class TaskManager:
             self._unopenable.clear()
             self._reconcile()
         views = [replica.served.view for replica in self.replicas.values()]
-        self.doubts = {view.spec.name: view.doubt for view in views if view.doubt and not view.is_log_cut}
+        self.doubts = {view.spec.name: view.doubt for view in views if view.doubt and not view.log_has_lost}
         self._recovery.keep_up(self.replicas.values())
         self._sweeper.sweep_some(self.replicas.values())

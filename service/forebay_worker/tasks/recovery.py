@@ -40,6 +40,7 @@ from forebay_worker.tasks.replica_events import (
     RestoreFailed,
     StoreDamaged,
 )
+from forebay_worker.tasks.replica_view import LostRecords
 from forebay_worker.tasks.restoration import Restoration
 
 log = logging.getLogger(__name__)
@@ -100,9 +101,9 @@ class Recovery:
     def handle(self, event: ReplicaEvent) -> None:
         """Do what follows from an event; events of replicas that have been released since are dropped."""
         match event:
-            case StoreDamaged(replica, reason, store, as_it_once_was, is_cut):
+            case StoreDamaged(replica, reason, store, as_it_once_was, has_lost):
                 if store is None or (replica.view.store is store and replica.writable):
-                    self._rebuild(replica, reason, as_it_once_was=as_it_once_was, is_cut=is_cut)
+                    self._rebuild(replica, reason, as_it_once_was=as_it_once_was, has_lost=has_lost)
             case PredecessorDamaged(replica, predecessor, reason):
                 if replica.predecessor is predecessor:
                     log.error("%s: %s; it is not served while it is rebuilt", replica.topic_partition, reason)
@@ -250,12 +251,17 @@ class Recovery:
         return replaced
 
     def _rebuild(
-        self, replica: Replica, reason: str, *, as_it_once_was: bool = False, is_cut: bool = False
+        self,
+        replica: Replica,
+        reason: str,
+        *,
+        as_it_once_was: bool = False,
+        has_lost: LostRecords | None = None,
     ) -> None:
         """Begin anew in place of a store whose content cannot be trusted, or that is lost.
 
         One that is ``as_it_once_was`` at some point of its log serves until the new one has reached the end: its
-        lag grows, or is unknown if the log ``is_cut``.
+        lag grows, or is unknown if the log ``has_lost`` records.
         """
         if replica.phase is ReplicaPhase.CLOSED:
             return
@@ -263,8 +269,8 @@ class Recovery:
         self._detach(replica)
         may_serve = as_it_once_was and replica.view.restored and isinstance(replica.view.store, RocksDbStore)
         former = self._predecessor_of(replica) if may_serve else None
-        if former is not None and is_cut:
-            former.publish(is_log_cut=True)
+        if former is not None:
+            former.publish(log_has_lost=has_lost)
         replica.invalidate()
         replica.enter(ReplicaPhase.REBUILDING)
         try:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from forebay.state_store import StateStore, StoreCorrupted
-from forebay_worker.tasks.log_continuity import LogCut, NotContinued
+from forebay_worker.tasks.log_continuity import LogCut, NotContinued, RecordsLost
 from forebay_worker.tasks.replica import Replica
+from forebay_worker.tasks.replica_view import LostRecords
 from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreReport
 
@@ -20,14 +21,14 @@ class StoreDamaged:
 
     ``store`` is the one that was read, if another may have taken its place since. A store that is
     ``as_it_once_was`` at some point of its log may be served until the new one has reached the end. If its log
-    ``is_cut``, nobody knows how far it is behind that.
+    ``has_lost`` some of its records, nobody knows how far it is behind that.
     """
 
     replica: Replica
     reason: str
     store: StateStore | None = None
     as_it_once_was: bool = False
-    is_cut: bool = False
+    has_lost: LostRecords | None = None
 
     @classmethod
     def of(cls, replica: Replica, error: StoreCorrupted) -> StoreDamaged:
@@ -39,8 +40,10 @@ class StoreDamaged:
         while found is not None:
             traceback.clear_frames(found.__traceback__)
             found = found.__cause__ or found.__context__
-        is_cut = isinstance(error, LogCut)
-        return cls(replica, str(error), as_it_once_was=is_cut or isinstance(error, NotContinued), is_cut=is_cut)
+        has_lost: LostRecords | None = None
+        if isinstance(error, RecordsLost):
+            has_lost = "newest" if isinstance(error, LogCut) else "first"
+        return cls(replica, str(error), as_it_once_was=isinstance(error, NotContinued), has_lost=has_lost)
 
 
 @dataclass(frozen=True)

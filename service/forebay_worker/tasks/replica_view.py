@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from forebay.lag import EMPTY_PROGRESS, Progress
 from forebay.log_epochs import EpochStart, OffsetAndEpoch
@@ -11,8 +11,11 @@ from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.state_store import StateStore
 from forebay.store_spec import StoreSpec
 from forebay.unproven import UnprovenRange, UnprovenRanges, kept
-from forebay_worker.tasks.doubts import Doubt, log_cut, misplaced, repartitioned
+from forebay_worker.tasks.doubts import Doubt, misplaced, records_lost, repartitioned
 from forebay_worker.tasks.recent_changes import RecentChanges
+
+LostRecords: TypeAlias = Literal["first", "newest"]
+"""Which records a log has lost. Others may have taken the place of the newest."""
 
 
 class ReplicaView(NamedTuple):
@@ -42,8 +45,8 @@ class ReplicaView(NamedTuple):
     """Keys that another partitioner put here, as in the log: the first ``MAX_MISPLACED_KEYS``."""
     partitions_found: int | None = None
     """How many partitions the log was found to have, None if that cannot change."""
-    is_log_cut: bool = False
-    """Whether records that were applied are no longer in the log."""
+    log_has_lost: LostRecords | None = None
+    """Which records that were applied are no longer in the log, None if it has all."""
     epochs: Sequence[EpochStart] = ()
     """The newest epochs of the log, as far as records of them were applied."""
     proof: OffsetAndEpoch | None = None
@@ -71,7 +74,7 @@ class ReplicaView(NamedTuple):
             diverged=True,
             was_checked=False,
             misplaced_keys=(),
-            is_log_cut=False,
+            log_has_lost=None,
             epochs=(),
             proof=None,
         )
@@ -105,8 +108,8 @@ class ReplicaView(NamedTuple):
     @property
     def doubt(self) -> Doubt | None:
         """What is wrong with its keys or its log, None if nothing is known to be."""
-        if self.is_log_cut:
-            return log_cut(self.spec)
+        if self.log_has_lost is not None:
+            return records_lost(self.spec)
         if self.repartitioned:
             return repartitioned(self.spec, self.partitions_found or 0)
         return misplaced(self.spec) if self.misplaced_keys else None
