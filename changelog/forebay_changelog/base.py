@@ -7,7 +7,7 @@ import json
 import os
 import select
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -288,6 +288,14 @@ class Changelog(Protocol):
         """
         ...
 
+    def forget_expired(self, spec: StoreSpec) -> bool:
+        """Have the servers of a store's topic delete what has expired by its ``ttl_ms``; returns whether that was
+        changed.
+
+        Raises ``TopicMissing`` and ``ChangelogUnreachable``.
+        """
+        ...
+
     def ensure_group(self, application_id: str) -> str | None:
         """Create what a worker group needs besides its stores' topics; returns its name, None if it needs
         nothing."""
@@ -344,6 +352,15 @@ class Changelog(Protocol):
         On Kafka all of it is one transaction. On SQLite each partition's rows are one, with a marker of the batch:
         if it is repeated, rows that are there already are not appended again. Without a ``batch_id`` they have no
         marker. Raises ``BatchConflict`` if another query took over as ``writer``, ``ChangelogError`` else.
+        """
+        ...
+
+    def append_deletions(self, topic_partition: TopicPartition, keys: Sequence[tuple[bytes, int]]) -> int:
+        """Append a tombstone for each key, with its timestamp in epoch milliseconds, 0 for now; returns the next
+        offset.
+
+        They are an operator's, of no writer: they fence none, and say nothing about the source. Raises
+        ``ChangelogError``.
         """
         ...
 

@@ -77,14 +77,17 @@ def _more(spec: StoreSpec) -> str:
 @worker_settings("topology", "changelog")
 @json_output
 def apply(topology: Path, changelog: str, output: Output) -> None:
-    """Create missing topics, the workers' own too; refuse unsuitable ones, with a remedy."""
+    """Create missing topics, the workers' own too; refuse unsuitable ones, with a remedy.
+
+    Topics of stores with ttl_ms get the retention that deletes what has expired.
+    """
     loaded = load_topology(topology)
     opened = open_changelog(changelog)
     logs = [_ensured(opened, spec) for spec in loaded.stores.values()]
     of_group = opened.ensure_group(loaded.application_id)
     lines = [
         f"{log['store']}: {log['topic']}, {quantity(log['partitions'], 'partition')}, "
-        f"{'created' if log['created'] else 'exists'}"
+        f"{'created' if log['created'] else 'exists'}{', retention set' if log['retention_set'] else ''}"
         for log in logs
     ]
     if of_group is not None:
@@ -95,10 +98,17 @@ def apply(topology: Path, changelog: str, output: Output) -> None:
 
 def _ensured(opened: Changelog, spec: StoreSpec) -> dict[str, Any]:
     """A store's log, which is created if it is missing; raises as ``Changelog.ensure``."""
+    created = retention_set = False
     try:
+        retention_set = opened.forget_expired(spec)
         opened.ensure(spec, create=False)
-        created = False
     except TopicMissing:
         created = True
     opened.ensure(spec)
-    return {"store": spec.name, "topic": spec.topic, "partitions": spec.partitions, "created": created}
+    return {
+        "store": spec.name,
+        "topic": spec.topic,
+        "partitions": spec.partitions,
+        "created": created,
+        "retention_set": retention_set,
+    }

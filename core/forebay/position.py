@@ -1,7 +1,8 @@
 """Position tokens: "read at least this", opaque to clients.
 
 A token is base64url of a version byte, eight bytes of the log's identity, then unsigned LEB128 numbers in threes:
-partition, position, and one more than the epoch of the last record before it, 0 if that is not known.
+partition, position, and one more than the epoch of the last record before it, 0 if that is not known. Of a store
+whose values expire by the clock, it has a version of its own, and the clock follows, in milliseconds since 1970.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import NamedTuple
 from forebay.errors import BadParameter
 from forebay.log_epochs import OffsetAndEpoch
 
-_VERSION = 2
+_VERSION, _WITH_CLOCK = 2, 3
 _LOG_BYTES = 8
-_MAX_CHARACTERS_OF_A_LOG, _MAX_CHARACTERS_OF_AN_OFFSET = 16, 32
-"""A partition takes three bytes at most, an offset and an epoch ten each, and base64 a third more."""
+_MAX_CHARACTERS_OF_A_LOG, _MAX_CHARACTERS_OF_AN_OFFSET = 32, 32
+"""A partition takes three bytes at most, an offset, an epoch and the clock ten each, and base64 a third more."""
 
 
 class Position(NamedTuple):
@@ -29,6 +30,8 @@ class Position(NamedTuple):
     offsets: Mapping[int, int]
     epochs: Mapping[int, int] = {}
     """Those of the last records before the offsets, where they are known."""
+    clock_ms: int | None = None
+    """What had expired then has expired, whatever the clock of who answers next."""
 
     def point(self, partition: int) -> OffsetAndEpoch | None:
         """The point in a partition's history, None if its epoch is not known."""
@@ -38,7 +41,7 @@ class Position(NamedTuple):
     def of(self, partition: int) -> Position:
         """The position of one of its partitions."""
         epochs = {partition: self.epochs[partition]} if partition in self.epochs else {}
-        return Position(self.log, {partition: self.offsets[partition]}, epochs)
+        return Position(self.log, {partition: self.offsets[partition]}, epochs, self.clock_ms)
 
     def at_least(self, other: Position) -> bool:
         """Whether every partition of ``other`` is reached here."""
@@ -53,35 +56,41 @@ def log_digest(identity: str) -> bytes:
 
 def encode_position(position: Position) -> str:
     """The token of a position."""
-    raw = bytearray([_VERSION])
+    raw = bytearray([_VERSION if position.clock_ms is None else _WITH_CLOCK])
     raw += position.log
     for partition in sorted(position.offsets):
         raw += encode_leb128(partition)
         raw += encode_leb128(position.offsets[partition])
         raw += encode_leb128(position.epochs.get(partition, -1) + 1)
+    if position.clock_ms is not None:
+        raw += encode_leb128(position.clock_ms)
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
 @lru_cache(maxsize=4096)
-def partition_position(log: str, partition: int, offset: int, epoch: int | None = None) -> str:
+def partition_position(
+    log: str, partition: int, offset: int, epoch: int | None = None, clock_ms: int | None = None
+) -> str:
     """The position that an answer from one partition carries: ``offset`` is an upper bound of what it contains."""
     epochs = {} if epoch is None else {partition: epoch}
-    return encode_position(Position(log_digest(log), {partition: offset}, epochs))
+    return encode_position(Position(log_digest(log), {partition: offset}, epochs, clock_ms))
 
 
 def decode_position(token: str) -> Position:
     """The position of a token; raises ``BadParameter``."""
     try:
         raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
-        if raw[0] != _VERSION or len(raw) < 1 + _LOG_BYTES:
+        if raw[0] not in (_VERSION, _WITH_CLOCK) or len(raw) < 1 + _LOG_BYTES:
             raise ValueError
-        offsets, epochs = _points(read_leb128(raw[1 + _LOG_BYTES :]))
+        numbers = read_leb128(raw[1 + _LOG_BYTES :])
+        clock_ms = numbers.pop() if raw[0] == _WITH_CLOCK else None
+        offsets, epochs = _points(numbers)
     except (binascii.Error, ValueError, IndexError):
         raise BadParameter(
             f"The position {token!r} is not a position token; use one from an earlier answer.",
             parameter="min_position",
         ) from None
-    return Position(raw[1 : 1 + _LOG_BYTES], offsets, epochs)
+    return Position(raw[1 : 1 + _LOG_BYTES], offsets, epochs, clock_ms)
 
 
 def _points(numbers: list[int]) -> tuple[dict[int, int], dict[int, int]]:
@@ -120,7 +129,8 @@ def merged_position(positions: Sequence[Position]) -> Position:
             epochs.pop(partition, None)
             if partition in position.epochs:
                 epochs[partition] = position.epochs[partition]
-    return Position(positions[0].log, offsets, epochs)
+    clocks_ms = [position.clock_ms for position in positions if position.clock_ms is not None]
+    return Position(positions[0].log, offsets, epochs, max(clocks_ms, default=None))
 
 
 def encode_leb128(number: int) -> bytes:

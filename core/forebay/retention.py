@@ -1,7 +1,11 @@
-"""Retention: what has expired, by stream time, so that everyone who has read the same stream agrees."""
+"""Retention: what has expired.
+
+By stream time, so that everyone who has read the same stream agrees, but for ``ttl_ms``, which is by the clock.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Protocol
 
 from forebay.stored_keys import MIN_TIME_MS
@@ -28,6 +32,11 @@ class Retention(Protocol):
     @property
     def history_retention_ms(self) -> int | None:
         """How long a version is kept after it was replaced."""
+        ...
+
+    @property
+    def ttl_ms(self) -> int | None:
+        """How long a value is kept after its record's timestamp."""
         ...
 
 
@@ -65,3 +74,11 @@ def history_begins_ms(spec: Retention, stream_time_ms: int | None) -> int | None
     if stream_time_ms is None or spec.history_retention_ms is None:
         return None
     return max(MIN_TIME_MS, stream_time_ms - spec.history_retention_ms)
+
+
+def expired_to_ms(spec: Retention, now_epoch_ms: float) -> int | None:
+    """The last timestamp of records whose values have expired at a time by the clock; None if none ever do.
+
+    A value expires in the millisecond in which it is ``ttl_ms`` old.
+    """
+    return None if spec.ttl_ms is None else math.floor(now_epoch_ms) - spec.ttl_ms

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, TypeAlias
 
+from forebay.clock import latest_epoch_ms
 from forebay.codecs.values import ValueCodec, all_to_json
 from forebay.record_orders import split_order, split_order_bytes
-from forebay.retention import LogRetention, Retention, history_begins_ms, oldest_kept_ms
+from forebay.retention import LogRetention, Retention, expired_to_ms, history_begins_ms, oldest_kept_ms
 from forebay.stored_keys import (
     MAX_TIME_MS,
     MIN_TIME_MS,
@@ -27,10 +28,17 @@ from forebay.stored_keys import (
     StoredKeys,
     successor,
 )
-from forebay.stored_values import STAMP_SIZE, contents, decode_version, timestamps_ms
+from forebay.stored_values import STAMP_SIZE, contents, decode_version, timestamp_ms_of, timestamps_ms
 
 _PASSES_PER_HISTORY = 16
 """How much (as a fraction of its retention) a versioned store may exceed its minimum size."""
+
+
+_PASSES_PER_TTL = 16
+_LONGEST_BETWEEN_PASSES_MS = 5_000
+
+Pair: TypeAlias = tuple[bytes, bytes]
+"""A stored key and its value."""
 
 
 class ExpiryRule(Protocol):
@@ -48,8 +56,8 @@ class ExpiryRule(Protocol):
         """By how much that must have grown before the store is searched again."""
         ...
 
-    def expired(self, keys: StoredKeys, stored: Sequence[bytes], oldest_ms: int) -> list[bytes]:
-        """Those of some successive stored keys that have expired."""
+    def expired(self, keys: StoredKeys, pairs: Sequence[Pair], oldest_ms: int) -> list[bytes]:
+        """The stored keys of those of some successive entries that have expired."""
         ...
 
 
@@ -65,9 +73,9 @@ class ExpiryByEnd:
     def step_ms(self, store: Retention) -> int:
         return store.window_size_ms or store.gap_ms or 1
 
-    def expired(self, keys: StoredKeys, stored: Sequence[bytes], oldest_ms: int) -> list[bytes]:
+    def expired(self, keys: StoredKeys, pairs: Sequence[Pair], oldest_ms: int) -> list[bytes]:
         parse = keys.parse
-        return [key for key in stored if parse(key).times_ms[0] < oldest_ms]
+        return [key for key, _ in pairs if parse(key).times_ms[0] < oldest_ms]
 
 
 @dataclass(frozen=True)
@@ -82,17 +90,32 @@ class ExpiryBySuccessor:
     def step_ms(self, store: Retention) -> int:
         return max(1, (store.history_retention_ms or 0) // _PASSES_PER_HISTORY)
 
-    def expired(self, keys: StoredKeys, stored: Sequence[bytes], oldest_ms: int) -> list[bytes]:
+    def expired(self, keys: StoredKeys, pairs: Sequence[Pair], oldest_ms: int) -> list[bytes]:
         return [
             version
-            for version, following in pairwise(stored)
+            for (version, _), (following, _) in pairwise(pairs)
             if keys.prefix_of(version) == keys.prefix_of(following)
             and keys.parse(following).times_ms[0] <= oldest_ms
         ]
 
 
-Pair: TypeAlias = tuple[bytes, bytes]
-"""A stored key and its value."""
+@dataclass(frozen=True)
+class ExpiryByAge:
+    """A value expires a time after its record's timestamp, by the clock."""
+
+    by_successor = False
+
+    def oldest_ms(self, store: Retention, stream_time_ms: int | None) -> int | None:
+        expired_ms = expired_to_ms(store, latest_epoch_ms())
+        return None if expired_ms is None else expired_ms + 1
+
+    def step_ms(self, store: Retention) -> int:
+        return min(_LONGEST_BETWEEN_PASSES_MS, max(1, (store.ttl_ms or 0) // _PASSES_PER_TTL))
+
+    def expired(self, keys: StoredKeys, pairs: Sequence[Pair], oldest_ms: int) -> list[bytes]:
+        return [key for key, value in pairs if timestamp_ms_of(value) < oldest_ms]
+
+
 Columns: TypeAlias = list[tuple[int, ...]]
 """Of each of several times that of every entry, in epoch milliseconds."""
 
@@ -225,6 +248,8 @@ class KeyValueKind(StoreKind):
     lists_each_key = False
     lists_by_time = False
     with_latest_by = LatestKind()
+    expiry = ExpiryByAge()
+    optional = ("ttl_ms",)
 
     def split_changelog(self, key: bytes, timestamp_ms: int) -> LogicalKey:
         return LogicalKey(key, ())
@@ -232,6 +257,9 @@ class KeyValueKind(StoreKind):
     def encoder(self, keys: StoredKeys) -> Callable[[bytes, int], bytes]:
         ordered = keys.codec.ordered
         return lambda key, _: USER_TAG + ordered(key)
+
+    def log_retention(self, store: Retention) -> LogRetention:
+        return LogRetention(records_ms=store.ttl_ms)
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ class StoreSpec:
     retention_ms: int | None = None
     gap_ms: int | None = None
     history_retention_ms: int | None = None
+    ttl_ms: int | None = None
+    """How long a value is served after its record's timestamp, by the clock; None for ever."""
     timestamp_after_max_ms: int | None = None
     """How far a window's or session's end may be after its record's timestamp in the log, and still move stream
     time; None for the default."""

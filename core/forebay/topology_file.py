@@ -119,6 +119,11 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
     fault = kind.durations_fault(durations)
     if fault is not None:
         raise TopologyError(f"{where} {fault}.")
+    if "ttl_ms" in durations and table.get("accept_uncompacted", False) is not False:
+        raise TopologyError(
+            f"{where} has ttl_ms and accept_uncompacted, and a topic that deletes sooner would lack what has not "
+            "expired; remove accept_uncompacted."
+        )
     topic = table.get("topic", f"{application_id}-{name}-changelog")
     if not isinstance(topic, str) or not NAME.fullmatch(topic) or len(topic) > 249:
         raise TopologyError(f"{where}: the topic {topic!r} is not a topic name ({NAME_RULE}).")
@@ -187,7 +192,7 @@ def _latest_by(table: Mapping[str, Any], kind: StoreKind, where: str) -> str | N
     column = table.get("latest_by")
     if column is None:
         return None
-    others = ("external", "accept_uncompacted", "spark_state")
+    others = ("external", "accept_uncompacted", "ttl_ms", "spark_state")
     if kind.with_latest_by is None or any(table.get(other, False) is not False for other in others):
         raise TopologyError(
             f"{where} has latest_by, which only key-value stores have that the sink writes, without "

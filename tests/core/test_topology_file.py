@@ -92,8 +92,15 @@ def test_a_declaration_of_state_that_cannot_be_is_refused(state: str, said: list
         ("latest_by = 5", ["latest_by = 5", "name of a column"]),
         ('latest_by = ""', ["name of a column"]),
         ('latest_by = "n"\nexternal = true', ["store 'delays'", "only key-value stores", "the sink writes"]),
-        ('latest_by = "n"\naccept_uncompacted = true', ["without external, accept_uncompacted or spark_state"]),
-        ('latest_by = "n"\nspark_state = {}', ["without external, accept_uncompacted or spark_state"]),
+        (
+            'latest_by = "n"\naccept_uncompacted = true',
+            ["without external, accept_uncompacted, ttl_ms or spark_state"],
+        ),
+        ('latest_by = "n"\nspark_state = {}', ["without external, accept_uncompacted, ttl_ms or spark_state"]),
+        ('latest_by = "n"\nttl_ms = 5', ["without external, accept_uncompacted, ttl_ms or spark_state"]),
+        ("ttl_ms = 5\naccept_uncompacted = true", ["store 'delays'", "remove accept_uncompacted"]),
+        ("ttl_ms = 0", ["ttl_ms"]),
+        ('ttl_ms = 5\nkind = "versioned"\nhistory_retention_ms = 5', ["has no 'ttl_ms'"]),
         ('latest_by = "n"\nkind = "versioned"\nhistory_retention_ms = 5', ["only key-value stores"]),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from confluent_kafka import KafkaException
 
@@ -17,7 +17,7 @@ from forebay_changelog.base import CompactionLimits, Consumer, Heartbeat, Rows
 from forebay_changelog.kafka.consumer import KafkaConsumer
 from forebay_changelog.kafka.fetcher import Fetcher
 from forebay_changelog.kafka.heartbeats import BATCH_TIMEOUT_MS, HeartbeatWriter
-from forebay_changelog.kafka.superseded_records import append_tombstones
+from forebay_changelog.kafka.superseded_records import append_deletions, append_tombstones
 from forebay_changelog.kafka.topics import KafkaTopics, passes
 from forebay_changelog.kafka.url import KafkaUrl
 from forebay_changelog.kafka.writer_ownership import has_completed, has_written, known_writers, last_heartbeat
@@ -125,6 +125,18 @@ class KafkaChangelog:
         """Whether the log still shows that a writer was retired as completed; see ``Changelog``."""
         with _reading_heartbeats(topic, writer):
             return has_completed(self.kafka, topic, writer)
+
+    def forget_expired(self, spec: StoreSpec) -> bool:
+        """Set the topic's retention, unless it is set or the topic is not forebay's; see ``Changelog``."""
+        return self._topics.set_retention(spec)
+
+    def append_deletions(self, topic_partition: TopicPartition, keys: Sequence[tuple[bytes, int]]) -> int:
+        """Append a tombstone for each key; see ``Changelog``."""
+        try:
+            return append_deletions(self.kafka, *topic_partition, keys).next_offset
+        except KafkaException as error:
+            why = error.args[0].str()
+            raise ChangelogError(f"Nothing could be deleted from {topic_partition}: {why}.") from None
 
     def ensure_group(self, application_id: str) -> str:
         """Create the topic of a worker group's assignments unless it is there; returns its name."""

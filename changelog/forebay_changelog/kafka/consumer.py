@@ -216,14 +216,12 @@ class KafkaConsumer:
         return ReadFailure(self._topics.unreadable(tp, error), lasting=not passes(error))
 
     def notices(self, specs: Mapping[str, StoreSpec]) -> dict[TopicPartition, dict[str, str]]:
-        """Topics whose policy loses what their store needs; see ``Consumer``."""
-        losses = {topic: self._states.loss(spec) for topic, spec in specs.items() if not spec.accept_uncompacted}
+        """Topics whose policy is not suitable for their store; see ``Consumer``."""
+        faults = {topic: self._states.unsuitable(spec) for topic, spec in specs.items()}
         found = {
-            topic: {
-                "topic-loses-records": f"The topic {topic!r} {loss}, or accept_uncompacted = true on the store."
-            }
-            for topic, loss in losses.items()
-            if loss is not None
+            topic: {fault.kind: f"The topic {topic!r} {fault.text}."}
+            for topic, fault in faults.items()
+            if fault is not None
         }
         return {tp: found[tp.topic] for tp in self._assigned if tp.topic in found}
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -47,7 +47,8 @@ def append_tombstones(url: KafkaUrl, topic: str, partition: int) -> int:
                 "INSERT OR REPLACE INTO record VALUES (?, ?, ?)", filter(None, map(_row, messages))
             )
             scratch.execute("COMMIT")
-        return _append(url, topic, partition, scratch.execute(_SUPERSEDED))
+        superseded = ((with_order(*row), 0) for row in scratch.execute(_SUPERSEDED))
+        return append_deletions(url, topic, partition, superseded).records
 
 
 def _row(message: Message) -> tuple[bytes, int, bool] | None:
@@ -93,19 +94,36 @@ def _messages(url: KafkaUrl, topic: str, partition: int) -> Iterator[list[Messag
         close(consumer)
 
 
-def _append(url: KafkaUrl, topic: str, partition: int, superseded: Iterator[tuple[bytes, int]]) -> int:
+class Appended(NamedTuple):
+    """How many records were appended, and the offset after the last one."""
+
+    records: int
+    next_offset: int
+
+
+def append_deletions(url: KafkaUrl, topic: str, partition: int, keys: Iterable[tuple[bytes, int]]) -> Appended:
+    """Append a tombstone for each key, with its timestamp in epoch milliseconds, 0 for now.
+
+    They are of no writer. Raises ``KafkaException``.
+    """
     failures: list[KafkaError] = []
+    next_offset = 0
 
     def on_delivery(error: Any, message: Message) -> None:
+        nonlocal next_offset
         if error is not None:
             failures.append(error)
+        else:
+            next_offset = max(next_offset, (message.offset() or 0) + 1)
 
     producer = Producer(url.librdkafka(enable_idempotence=True), logger=CLIENT_LOG)
     count = 0
-    for plain, order in superseded:
+    for key, timestamp_ms in keys:
         while not failures:
             try:
-                producer.produce(topic, key=with_order(plain, order), partition=partition, on_delivery=on_delivery)
+                producer.produce(
+                    topic, key=key, partition=partition, timestamp=timestamp_ms, on_delivery=on_delivery
+                )
                 break
             except BufferError:
                 producer.poll(_QUEUE_FULL_S)
@@ -114,4 +132,4 @@ def _append(url: KafkaUrl, topic: str, partition: int, superseded: Iterator[tupl
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
     if failures:
         raise KafkaException(failures[0])
-    return count
+    return Appended(count, next_offset)

@@ -15,12 +15,13 @@ from forebay_changelog.kafka.admin_polls import AdminPoll
 from forebay_changelog.kafka.topics import (
     KafkaTopics,
     TopicState,
+    Unsuitable,
     ask_configs,
     ask_descriptions,
     config_values,
     is_away,
-    loss_by,
     topic_state,
+    unsuitable,
 )
 from forebay_changelog.kafka.url import KafkaUrl
 
@@ -77,10 +78,10 @@ class TopicStates:
                 self._lag_since_epoch_ms[topic] = epoch_ms()
         return changes
 
-    def loss(self, spec: StoreSpec) -> str | None:
-        """What a store rebuilt from its topic would lack, as last configured, and the remedy; None if nothing."""
+    def unsuitable(self, spec: StoreSpec) -> Unsuitable | None:
+        """Why a store's topic, as last configured, is not suitable for it; None if it is."""
         config = self._configs.get(spec.topic)
-        return None if config is None else loss_by(spec, config)
+        return None if config is None else unsuitable(spec, config)
 
     def refusal(self, topic: str, now_boot_ms: float) -> KafkaError | None:
         """Why a topic cannot be described, None while it can or that may be about to change."""

@@ -15,7 +15,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, Uuid
 from confluent_kafka import TopicPartition as KafkaTopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+)
 
 from forebay.clock import boot_ms
 from forebay.errors import (
@@ -39,6 +46,7 @@ _give_back.argtypes = [ctypes.py_object]
 _give_back.restype = None
 T = TypeVar("T")
 _DAY_MS = 86_400_000
+_SEGMENTS_PER_TTL = 4
 _MIN_COMPACTION_LAG_MS = 3_600_000
 _MIN_TOMBSTONE_LIFE_MS = 60_000.0
 """A replica that did not read for this long is rebuilt, and every start takes some seconds."""
@@ -112,7 +120,35 @@ def topic_config(spec: StoreSpec) -> dict[str, str]:
     config = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(max(_MIN_COMPACTION_LAG_MS, lag_ms))}
     if records_ms is not None:
         config |= {"cleanup.policy": "compact,delete", "retention.ms": str(records_ms + _DAY_MS)}
+    if spec.ttl_ms is not None:
+        # Only whole segments are deleted, and none that is written to.
+        config["segment.ms"] = str(max(1, min(_DAY_MS, spec.ttl_ms // _SEGMENTS_PER_TTL)))
     return config
+
+
+class Unsuitable(NamedTuple):
+    """What is wrong with a topic's configuration."""
+
+    kind: str
+    """As in the findings of ``/v1/health``."""
+    text: str
+    """What it does, and the remedy; the topic is the subject."""
+
+
+def unsuitable(spec: StoreSpec, config: Mapping[str, str]) -> Unsuitable | None:
+    """Why a topic of this configuration is not suitable for a store, None if it is.
+
+    What an external topic keeps is its owner's decision.
+    """
+    loss = None if spec.accept_uncompacted else loss_by(spec, config)
+    if loss is not None:
+        other = "accept_uncompacted = true" if spec.ttl_ms is None else "a shorter ttl_ms"
+        return Unsuitable("topic-loses-records", f"{loss}, or {other} on the store")
+    deletes = "delete" in config.get("cleanup.policy", "delete") and _limits(config)["retention.ms"] >= 0
+    if spec.ttl_ms is None or spec.external or deletes:
+        return None
+    kept = f"keeps values of {spec.name!r} that have expired. Set its retention with 'forebay topology apply'"
+    return Unsuitable("topic-keeps-expired", kept)
 
 
 def loss_by(spec: StoreSpec, config: Mapping[str, str]) -> str | None:
@@ -193,17 +229,38 @@ class KafkaTopics:
                 f"{spec.partitions}. A different count moves keys: set partitions = {found.partitions}, or give "
                 "the store a new name."
             )
-        loss = loss_by(spec, self._soon(lambda: self._config(spec.topic)))
-        if loss is not None and not spec.accept_uncompacted:
-            raise TopicRefused(
-                f"The topic {spec.topic!r} at {self._url} {loss}, or accept_uncompacted = true on the store."
-            )
+        fault = unsuitable(spec, self._soon(lambda: self._config(spec.topic)))
+        if fault is not None:
+            raise TopicRefused(f"The topic {spec.topic!r} at {self._url} {fault.text}.")
         if found.tombstone_life_ms is not None and found.tombstone_life_ms < _MIN_TOMBSTONE_LIFE_MS:
             raise TopicRefused(
                 f"The topic {spec.topic!r} at {self._url} has delete.retention.ms={found.tombstone_life_ms:.0f}: "
                 "a reader that is away for longer may miss deletions, so every pause would cost a rebuild. Set it "
                 f"to at least {_MIN_TOMBSTONE_LIFE_MS:.0f}; Kafka's default is a day."
             )
+
+    def set_retention(self, spec: StoreSpec) -> bool:
+        """Have the brokers delete what has expired by a store's ``ttl_ms``; returns whether anything was changed.
+
+        A longer retention, and a topic that is not forebay's, stay as they are. Raises as ``describe``.
+        """
+        if spec.ttl_ms is None or spec.external:
+            return False
+        with self._named(spec.topic):
+            config = self._config(spec.topic)
+            if unsuitable(spec, config) is None:
+                return False
+            wanted = {**topic_config(spec), "retention.bytes": "-1"}
+            resource = ConfigResource(
+                ConfigResource.Type.TOPIC,
+                spec.topic,
+                incremental_configs=[
+                    ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+                    for name, value in wanted.items()
+                ],
+            )
+            self._call(lambda admin: admin.incremental_alter_configs([resource])[resource])
+        return True
 
     def describe(self, topic: str) -> TopicState:
         """A topic's identity and configuration; raises ``TopicMissing`` and ``ChangelogUnreachable``."""

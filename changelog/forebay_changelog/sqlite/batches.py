@@ -153,6 +153,17 @@ def append_rows(
         connection.execute("UPDATE state SET next_offset = ?", (offset + count,))
 
 
+def append_deletions(path: str, keys: Iterable[tuple[bytes, int]]) -> int:
+    """Append a tombstone for each key, with its timestamp, under no writer's name; returns the next offset."""
+    with contextlib.closing(connect(path)) as connection, transaction(connection):
+        begin_to_append(connection, path)
+        (offset,) = connection.execute("SELECT next_offset FROM state").fetchone()
+        rows = ((key, None, timestamp_ms) for key, timestamp_ms in keys)
+        count, _ = _append(connection, offset, rows, timed=True)
+        connection.execute("UPDATE state SET next_offset = ?", (offset + count,))
+        return int(offset) + count
+
+
 def _newest_batch(connection: sqlite3.Connection, query_id: str, write_name: str) -> int | None:
     (newest,) = connection.execute(
         "SELECT max(batch_id) FROM batch WHERE query_id = ? AND write_name = ?", (query_id, write_name)

@@ -9,7 +9,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
@@ -115,6 +115,10 @@ class SqliteChangelog:
                 raise missing_external(spec) from None
             raise
         self._require_count(spec.topic, found, spec.partitions)
+
+    def forget_expired(self, spec: StoreSpec) -> bool:
+        """No server does; ``compact`` does."""
+        return False
 
     def ensure_group(self, application_id: str) -> str | None:
         """A group over SQLite has a file of its own."""
@@ -249,6 +253,12 @@ class SqliteChangelog:
         except log_file.WriteRefused as error:
             raise BatchConflict(str(error)) from None
         return self.append_heartbeat(topic, writer=writer, query_id=query_id, value=heartbeat)
+
+    def append_deletions(self, topic_partition: TopicPartition, keys: Sequence[tuple[bytes, int]]) -> int:
+        """Append a tombstone for each key; see ``Changelog``."""
+        now_ms = _now_ms()
+        with naming(path := self.path(topic_partition)):
+            return batches.append_deletions(path, [(key, timestamp_ms or now_ms) for key, timestamp_ms in keys])
 
     def proofs(self, topic: str) -> dict[int, log_file.Proof]:
         """By partition, the proof of the last heartbeat that was appended here: whoever has it goes on in that

@@ -31,6 +31,7 @@ SELECT offset FROM log WHERE offset < :dirty_to
     AND offset NOT IN (SELECT max(offset) FROM log GROUP BY key, heartbeat)
 """
 _ENDED = "SELECT offset FROM log WHERE offset < :old_to AND NOT heartbeat AND time_ms(key) < :oldest"
+_EXPIRED = "SELECT offset FROM log WHERE offset < :old_to AND NOT heartbeat AND value IS NOT NULL"
 _NOT_IN_FORCE = """
 SELECT offset FROM (
     SELECT offset, timestamp_ms,
@@ -55,11 +56,11 @@ def compact(path: str, spec: StoreSpec, limits: CompactionLimits, now_ms: int) -
 
     The last record of each key stays; in a versioned store, all versions that were in force since history begins;
     with ``latest_by`` the one of the highest order, even if it is a deletion. Windows and sessions past their
-    retention by the stream's own time are removed. Records that are too young stay, and so does everything after
-    them; in a versioned store records carry no time of writing, so heartbeats show where the young ones begin. Old
-    tombstones are removed, and the tombstone floor records up to which offset; that of the newest window or
-    session stays. The last record always stays. Raises ``sqlite3.Error``, and ``RecordDamaged`` before it removes
-    a record that is not as it was written.
+    retention by the stream's own time are removed, and so are values that expired by the clock a day ago. Records
+    that are too young stay, and so does everything after them; in a versioned store records carry no time of
+    writing, so heartbeats show where the young ones begin. Old tombstones are removed, and the tombstone floor
+    records up to which offset; that of the newest window or session stays. The last record always stays. Raises
+    ``sqlite3.Error``, and ``RecordDamaged`` before it removes a record that is not as it was written.
     """
     with contextlib.closing(connect(path)) as connection:
         found = _find_compactable(connection, spec, limits, now_ms)
@@ -127,7 +128,11 @@ class _Queries(NamedTuple):
 
 
 def _all_but_last_values(log: _Log) -> _Queries:
-    return _Queries(_ALL_BUT_THE_LAST, _TOMBSTONES, {"dirty_to": log.first_after(log.young_ms)})
+    values: dict[str, int | None] = {"dirty_to": log.first_after(log.young_ms)}
+    if log.spec.ttl_ms is None:
+        return _Queries(_ALL_BUT_THE_LAST, _TOMBSTONES, values)
+    values["old_to"] = log.first_after(min(log.old_ms, log.young_ms))
+    return _Queries(f"{_ALL_BUT_THE_LAST} UNION {_EXPIRED}", _TOMBSTONES, values)
 
 
 def _all_but_highest_orders(log: _Log) -> _Queries:

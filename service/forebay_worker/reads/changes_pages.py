@@ -15,7 +15,13 @@ from forebay_web.store_changes.pages import ChangesPage
 from forebay_web.store_changes.selection import KeySelection
 from forebay_worker.reads.misses import why_unproven
 from forebay_worker.reads.staleness_check import Admission, Admitted
-from forebay_worker.reads.values import newest_version, scanned, scanned_in_chunks, stored_values
+from forebay_worker.reads.values import (
+    all_unexpired,
+    newest_version,
+    scanned,
+    scanned_in_chunks,
+    stored_values,
+)
 from forebay_worker.tasks.recent_changes import ChangesSince
 
 _MAX_ITEMS = 1_000
@@ -71,10 +77,10 @@ class ChangesReads:
             )
         changed = None
         if cursor is not None and cursor.log == log:
-            changed = read.recent.since(cursor.since, cursor.nonce)
+            changed = read.recent.since(cursor.since, cursor.nonce, cursor.expired)
         if cursor is None or changed is None:
-            end, nonce = read.recent.reached
-            begin = ChangesCursor(log, end, 0, nonce, after=b"")
+            end, nonce, expired = read.recent.reached
+            begin = ChangesCursor(log, end, 0, nonce, after=b"", expired=expired)
             page = replace(read.state(begin), reset=True)
         elif state:
             page = read.state(cursor)
@@ -101,6 +107,7 @@ class _PageRead:
         self._selection = selection
         self._partition = partition
         self._admitted = admitted
+        self._expired_ms = admitted.expired_ms
         self._page_bytes = page_bytes
         self.recent = admitted.view.recent_changes
         self._items: list[bytes] = []
@@ -121,7 +128,7 @@ class _PageRead:
 
     def changes(self, cursor: ChangesCursor, changed: ChangesSince) -> ChangesPage:
         """The keys that changed since, each with its present value."""
-        end, nonce = changed.reached
+        end, nonce, _ = changed.reached
         skip = cursor.skip if cursor.nonce == nonce else 0
         seen: set[bytes] = set()
         spent = 0
@@ -134,7 +141,17 @@ class _PageRead:
                     part = at + _CHUNK < len(keys)
                     since, skipped = (begin, at + _CHUNK) if part else (batch_end, 0)
                     return self._page(cursor._replace(since=since, skip=skipped, nonce=nonce), more=True)
-        return self._page(cursor._replace(since=end, skip=0, nonce=nonce))
+        return self._expired(cursor._replace(since=end, skip=0, nonce=nonce), changed, seen)
+
+    def _expired(self, cursor: ChangesCursor, changed: ChangesSince, seen: set[bytes]) -> ChangesPage:
+        """The page after the changes, with the keys that have expired since."""
+        for at in range(0, len(changed.expired), _CHUNK):
+            some = tuple(changed.expired[at : at + _CHUNK])
+            self._add_changed(list(self._followed(some, cursor.after)), seen)
+            cursor = cursor._replace(expired=cursor.expired + len(some))
+            if self._full or at >= _MAX_SCANNED:
+                return self._page(cursor, more=cursor.expired < changed.reached.expired)
+        return self._page(cursor._replace(expired=changed.reached.expired))
 
     @property
     def _full(self) -> bool:
@@ -146,6 +163,7 @@ class _PageRead:
 
     def _add(self, pairs: Pairs) -> None:
         selected = self._selection.scan.selected(pairs, self._admitted.replica.view.oldest_kept_ms)
+        selected = all_unexpired(selected, self._expired_ms)
         if selected:
             keys, values = map(list, zip(*selected, strict=True))
             items = self._selection.scan.items(keys, values)
@@ -170,7 +188,7 @@ class _PageRead:
             gone = [key for key, pair in found if pair is None]
             self._add([pair for _, pair in found if pair is not None])
         else:
-            values = stored_values(self._admitted, keys)
+            values = stored_values(self._admitted, keys, self._expired_ms)
             gone = [key for key, value in zip(keys, values, strict=True) if value is None]
             self._add([(key, value) for key, value in zip(keys, values, strict=True) if value is not None])
             oldest_ms = self._admitted.replica.view.oldest_kept_ms

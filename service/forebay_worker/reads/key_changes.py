@@ -115,7 +115,9 @@ class KeyChanges:
         progress = replica.view.progress
         # A lag event describes the position in it: nothing may have been applied unnoticed in between.
         behind = progress.position != self._read_at or progress.applying_to != self._read_at
-        if self._stale or (lag_due and behind):
+        # No record tells that a value has expired.
+        may_have_expired = lag_due and self._spec.ttl_ms is not None
+        if self._stale or may_have_expired or (lag_due and behind):
             event = self._changed(replica)
             if event is not None:
                 return event

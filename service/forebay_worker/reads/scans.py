@@ -40,6 +40,7 @@ from forebay_worker.reads.staleness_check import Admission, Admitted
 from forebay_worker.reads.values import (
     Entries,
     Pair,
+    all_unexpired,
     latest_entries,
     oldest_version,
     require_young,
@@ -194,12 +195,12 @@ def _read_page(
     start, end = _range(scan, cursor)
     if scan.route.store_kind.keeps_versions and scan.plain is not None:
         start = max(start, oldest_version(admitted, scan.plain) or start)
-    oldest_ms = admitted.replica.view.oldest_kept_ms
+    oldest_ms, expired_ms = admitted.replica.view.oldest_kept_ms, admitted.expired_for(parameters)
     scanned = size = 0
     for pairs, stored, last in _entries(scan, admitted, start, end, limit):
         scanned += stored
         page.last = last or page.last
-        selected = scan.selected(pairs, oldest_ms)
+        selected = all_unexpired(scan.selected(pairs, oldest_ms), expired_ms)
         if parameters.max_record_age_ms is not None and selected:
             selected = _young(page, scan, selected, parameters)
         if selected:

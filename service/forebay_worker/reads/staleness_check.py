@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from forebay.clock import boot_ms
+from forebay.clock import boot_ms, latest_epoch_ms
 from forebay.errors import (
     BadParameter,
     LagExceedsTolerance,
@@ -25,6 +26,7 @@ from forebay.errors import (
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, Progress, Tolerance, lag_of, provable
 from forebay.log_epochs import OffsetAndEpoch, is_cut_off
 from forebay.position import Position, log_digest, partition_position
+from forebay.retention import expired_to_ms
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
 from forebay.task_ids import TaskId, TopicPartition
@@ -98,8 +100,19 @@ class Admitted:
     lag: Lag
     doubt: Doubt | None
     replica_info: EncodedReplicaInfo
+    clock_ms: int | None
+    """The time in milliseconds since 1970 by which values expire, None if none do."""
+    expired_ms: int | None
+    """The last timestamp of records whose values have expired, None if none ever do."""
     tolerated_by: ReadParameters | None = None
     """The last parameters that it was checked against, and met."""
+
+    def expired_for(self, parameters: ReadParameters) -> int | None:
+        """The same for a read: what its session has seen to be expired has expired."""
+        ttl_ms, wanted = self.view.spec.ttl_ms, parameters.min_position
+        if self.expired_ms is None or ttl_ms is None or wanted is None or wanted.clock_ms is None:
+            return self.expired_ms
+        return max(self.expired_ms, wanted.clock_ms - ttl_ms)
 
 
 class _Tasks(Protocol):
@@ -271,8 +284,13 @@ class Admission:
     def _found(self, replica: Replica, view: ReplicaView, moment: int, doubt: Doubt | None) -> Admitted:
         lease, designated, now = self._membership.lease_until_boot_ms, replica.designated_boot_ms, float(moment)
         role, lag = role_of(view.progress, designated, lease, now), _lag_under(doubt, view.progress, now)
-        replica_info = encode_replica_info(self._replica_info(replica.task, view, role, lag))
-        return Admitted(replica, moment, lease, designated, view, role, lag, doubt, replica_info)
+        # Rounded up like the moment.
+        clock_ms = None if view.spec.ttl_ms is None else math.floor(latest_epoch_ms()) + 1
+        replica_info = encode_replica_info(self._replica_info(replica.task, view, role, lag, clock_ms))
+        expired_ms = None if clock_ms is None else expired_to_ms(view.spec, clock_ms)
+        return Admitted(
+            replica, moment, lease, designated, view, role, lag, doubt, replica_info, clock_ms, expired_ms
+        )
 
     @staticmethod
     def doubt_problem(doubt: Doubt, **members: Any) -> Problem:
@@ -324,13 +342,14 @@ class Admission:
             raise self.refusal(
                 admitted, NotReady("The replica's store was replaced while it was read.", retry_after_s=1)
             )
-        return encode_replica_info(self._replica_info(admitted.replica.task, view, admitted.role, admitted.lag))
+        task, clock_ms = admitted.replica.task, admitted.clock_ms
+        return encode_replica_info(self._replica_info(task, view, admitted.role, admitted.lag, clock_ms))
 
-    def _replica_info(self, task: TaskId, view: ReplicaView, role: str, lag: Lag) -> ReplicaInfo:
-        point = view.point
-        token = partition_position(
-            view.log or "", task.partition, view.progress.applying_to, None if point is None else point.epoch
-        )
+    def _replica_info(
+        self, task: TaskId, view: ReplicaView, role: str, lag: Lag, clock_ms: int | None
+    ) -> ReplicaInfo:
+        epoch = None if view.point is None else view.point.epoch
+        token = partition_position(view.log or "", task.partition, view.progress.applying_to, epoch, clock_ms)
         return ReplicaInfo(task.partition, token, role, self._host, lag)
 
     def refusal(self, admitted: Admitted, problem: Problem) -> Refused:

@@ -150,7 +150,7 @@ class StoreChanges:
             partition: cursor
             for partition, cursor in cursors.items()
             if (replica := self._admission.held(selection.spec, partition)) is None
-            or replica.view.recent_changes.end != cursor.since
+            or replica.view.recent_changes.moved_from(cursor.since, cursor.expired)
         }
 
 

@@ -145,7 +145,25 @@ def value_of(
         raise
     except Exception as error:
         raise _unreadable(admitted, store, error) from error
-    return _version(admitted, key.plain, parameters) if keys.times else value
+    if keys.times:
+        return _version(admitted, key.plain, parameters)
+    if value is not None and admitted.expired_ms is not None:
+        return unexpired(value, admitted.expired_for(parameters))
+    return value
+
+
+def unexpired(stamped: bytes | None, expired_ms: int | None) -> bytes | None:
+    """A value, None if it has expired; ``expired_ms`` is the last timestamp of those that have."""
+    if stamped is None or expired_ms is None or timestamp_ms_of(stamped) > expired_ms:
+        return stamped
+    return None
+
+
+def all_unexpired(pairs: list[Pair], expired_ms: int | None) -> list[Pair]:
+    """Those of some entries of which the values have not expired."""
+    if expired_ms is None:
+        return pairs
+    return [pair for pair in pairs if timestamp_ms_of(pair[1]) > expired_ms]
 
 
 def sought(keys: StoredKeys, plain: bytes, parameters: ReadParameters) -> bytes:
@@ -232,7 +250,8 @@ def values_of(
         if keys.times:
             values = [_version(admitted, plain, parameters) for plain in chunk]
         else:
-            values = stored_values(admitted, [keys.prefix(plain) for plain in chunk])
+            stored = [keys.prefix(plain) for plain in chunk]
+            values = stored_values(admitted, stored, admitted.expired_for(parameters))
         found += values
         taken_bytes += sum([len(value) for value in values if value is not None])
         require_size(others_bytes + taken_bytes, max_bytes)
@@ -241,13 +260,14 @@ def values_of(
     return found
 
 
-def stored_values(admitted: Admitted, stored: list[bytes]) -> list[bytes | None]:
-    """The values of several stored keys; raises ``NotReady``."""
+def stored_values(admitted: Admitted, stored: list[bytes], expired_ms: int | None) -> list[bytes | None]:
+    """The values of several stored keys that have not expired; raises ``NotReady``."""
     store = admitted.view.store
     try:
-        return store.get_many(stored)
+        values = store.get_many(stored)
     except Exception as error:
         raise _unreadable(admitted, store, error) from error
+    return values if expired_ms is None else [unexpired(value, expired_ms) for value in values]
 
 
 def require_versions(spec: StoreSpec, parameters: ReadParameters) -> None:

@@ -23,6 +23,8 @@ class StoreIdentity:
     value: str
     format: int = STATE_FORMAT
     timestamp_after_max_ms: int | None = None
+    ttl_ms: int | None = None
+    """Of a longer one, what had expired is missing."""
 
     def document(self) -> dict[str, Any]:
         """The identity as JSON values; what is as by default is left out."""
@@ -39,6 +41,7 @@ def store_identity(log: str, spec: StoreSpec, partition: int) -> StoreIdentity:
         spec.key,
         spec.value,
         timestamp_after_max_ms=spec.timestamp_after_max_ms,
+        ttl_ms=spec.ttl_ms,
     )
 
 

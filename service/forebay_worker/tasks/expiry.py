@@ -73,7 +73,7 @@ class Expiry:
             if search.done_to_ms is not None and oldest - search.done_to_ms < rule.step_ms(spec):
                 return 0
             at = search.under_way = _Pass(oldest)
-        seen = [key for key, _ in islice(store.scan(at.start, END_OF_USER_KEYS), _ENTRIES_PER_SWEEP)]
+        seen = list(islice(store.scan(at.start, END_OF_USER_KEYS), _ENTRIES_PER_SWEEP))
         expired = rule.expired(spec.stored_keys, seen, at.oldest_ms)
         for key in expired:
             store.delete(key)
@@ -84,10 +84,15 @@ class Expiry:
                 store.put(_SWEPT_KEY, b"%d" % at.oldest_ms)
                 replica.publish(swept_to_ms=at.oldest_ms)
             store.commit({})
+            if spec.ttl_ms is not None:
+                # No record tells followers of it.
+                replica.view.recent_changes.note_expired(expired)
+                replica.key_watchers.wake(expired)
         if len(seen) < _ENTRIES_PER_SWEEP:
             search.under_way, search.done_to_ms = None, at.oldest_ms
         else:
-            at.start = seen[-1] if rule.by_successor else seen[-1] + b"\x00"
+            last, _ = seen[-1]
+            at.start = last if rule.by_successor else last + b"\x00"
         return len(expired)
 
     def forget(self, replica: Replica) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from forebay.clock import latest_epoch_ms
 from forebay.log_epochs import EpochStart, merged_epochs
+from forebay.retention import expired_to_ms
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import USER_TAG
@@ -56,7 +58,8 @@ class Fold:
         )
 
     def add(self, spec: StoreSpec, records: Sequence[Record]) -> None:
-        """Fold records in, in offset order; heartbeats change no key. Raises ``BadRecord``."""
+        """Fold records in, in offset order; heartbeats change no key, and a value that has expired deletes its
+        key. Raises ``BadRecord``."""
         try:
             self._add_changes(spec, records)
             for record in records:
@@ -67,14 +70,17 @@ class Fold:
 
     def _add_changes(self, spec: StoreSpec, records: Sequence[Record]) -> None:
         keys = spec.stored_keys
-        stamped_ms, stamped = 0, stamp(0)
+        expired_ms = expired_to_ms(spec, latest_epoch_ms())
+        stamped_ms: int | None = None
+        # None if a value of this time has expired.
+        stamped: bytes | None = None
         if not keys.times and spec.key in _PLAIN_AS_STORED:
             changes = self.changes
             for _, key, value, timestamp_ms, beat in records:
                 if not beat:
                     if timestamp_ms != stamped_ms:
-                        stamped_ms, stamped = timestamp_ms, stamp(timestamp_ms)
-                    changes[USER_TAG + key] = None if value is None else stamped + value
+                        stamped_ms, stamped = timestamp_ms, _stamp_unless_expired(timestamp_ms, expired_ms)
+                    changes[USER_TAG + key] = None if value is None or stamped is None else stamped + value
         else:
             kind, encode = spec.store_kind, keys.from_changelog
             last_entry_wins, time_to_end_ms = kind.last_entry_wins, kind.time_to_end_ms(spec)
@@ -82,8 +88,8 @@ class Fold:
                 if not beat:
                     stored = encode(key, timestamp_ms)
                     if timestamp_ms != stamped_ms:
-                        stamped_ms, stamped = timestamp_ms, stamp(timestamp_ms)
-                    content = None if value is None else stamped + value
+                        stamped_ms, stamped = timestamp_ms, _stamp_unless_expired(timestamp_ms, expired_ms)
+                    content = None if value is None or stamped is None else stamped + value
                     self.changes[stored] = encode_version(content) if last_entry_wins else content
                     if time_to_end_ms is not None:
                         end_ms = keys.parse(stored).times_ms[0] + time_to_end_ms
@@ -125,6 +131,10 @@ class Fold:
             self.filling.add(writer)
         else:
             self.filling.discard(writer)
+
+
+def _stamp_unless_expired(timestamp_ms: int, expired_ms: int | None) -> bytes | None:
+    return None if expired_ms is not None and timestamp_ms <= expired_ms else stamp(timestamp_ms)
 
 
 def advance(

@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -32,12 +33,16 @@ class Reached(NamedTuple):
     end: int
     nonce: bytes
     """That of ``RecentChanges`` at that moment."""
+    expired: int = 0
+    """How many keys had been deleted as expired."""
 
 
 class ChangesSince(NamedTuple):
-    """The batches with changes at or after an offset, and up to where these are all."""
+    """The batches with changes at or after an offset, the keys that have expired since, and up to where these are
+    all."""
 
     batches: list[ChangedKeys]
+    expired: list[bytes]
     reached: Reached
 
 
@@ -48,8 +53,9 @@ class RecentChanges:
     those since an offset can tell a follower of another replica what it has missed, deletions too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_ttl: bool = False) -> None:
         self._lock = threading.Lock()
+        self._has_ttl = has_ttl
         self.restart(0)
         _all.add(self)
 
@@ -63,6 +69,9 @@ class RecentChanges:
             self._batches: deque[ChangedKeys] = deque()
             self._held_bytes = 0
             self._begin = position
+            self._expired: deque[bytes] = deque()
+            self.expired = 0
+            """How many keys were deleted as expired: no offset tells of it."""
             # Of a replay from the beginning, tombstones may be gone.
             self._others_begin = position or None
 
@@ -76,38 +85,64 @@ class RecentChanges:
             self.end = position
             if end_reached and self._others_begin is None:
                 self._others_begin = position
-            max_bytes = max(_MIN_BYTES, _PROCESS_BYTES // max(1, len(_all)))
-            while self._held_bytes > max_bytes:
-                oldest = self._batches.popleft()
-                self._held_bytes -= _size(oldest.keys)
-                self._begin = oldest.end
+            self._forget_oldest()
+
+    def note_expired(self, keys: Iterable[bytes]) -> None:
+        """Add keys that were deleted as expired; after that."""
+        gone = tuple(keys)
+        with self._lock:
+            self._expired.extend(gone)
+            self.expired += len(gone)
+            self._held_bytes += _size(gone)
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        max_bytes = max(_MIN_BYTES, _PROCESS_BYTES // max(1, len(_all)))
+        while self._held_bytes > max_bytes and self._expired:
+            self._held_bytes -= _size((self._expired.popleft(),))
+        while self._held_bytes > max_bytes:
+            oldest = self._batches.popleft()
+            self._held_bytes -= _size(oldest.keys)
+            self._begin = oldest.end
 
     @property
     def reached(self) -> Reached:
         """Up to where all changes were noted, or are forgotten."""
         with self._lock:
-            return Reached(self.end, self.nonce)
+            return Reached(self.end, self.nonce, self.expired)
 
-    def since(self, offset: int, nonce: bytes) -> ChangesSince | None:
+    def moved_from(self, offset: int, expired: int) -> bool:
+        """Whether there are other changes than those up to an offset, and those of so many expired keys."""
+        return (self.end, self.expired) != (offset, expired)
+
+    def since(self, offset: int, nonce: bytes, expired: int = 0) -> ChangesSince | None:
         """What changed at or after an offset; None if some of it is not known any more.
 
-        ``nonce`` is that of the replica which read up to the offset. A batch may be noted right after the return,
-        so the end of what is returned comes with it.
+        ``nonce`` is that of the replica which read up to the offset, and after so many keys had ``expired``. A
+        batch may be noted right after the return, so the end of what is returned comes with it.
         """
         with self._lock:
             if offset < self._begin or (nonce != self.nonce and not self._knows_of_others(offset)):
+                return None
+            unsent = self.expired - expired
+            if unsent > len(self._expired):
                 return None
             found: list[ChangedKeys] = []
             for batch in reversed(self._batches):
                 if batch.end <= offset:
                     break
                 found.append(batch)
-            reached = Reached(self.end, self.nonce)
+            gone = list(islice(self._expired, len(self._expired) - unsent, None))
+            reached = Reached(self.end, self.nonce, self.expired)
         found.reverse()
-        return ChangesSince(found, reached)
+        return ChangesSince(found, gone, reached)
 
     def _knows_of_others(self, offset: int) -> bool:
-        return self._others_begin is not None and offset >= self._others_begin
+        """Whether what another replica's followers were sent up to an offset can be told from what is kept here.
+
+        Which expired keys they were told of, cannot.
+        """
+        return not self._has_ttl and self._others_begin is not None and offset >= self._others_begin
 
 
 def _size(keys: tuple[bytes, ...]) -> int:

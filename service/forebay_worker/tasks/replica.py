@@ -149,7 +149,11 @@ class Replica:
         identify: Callable[[str], None] = _note_nothing,
     ) -> Replica:
         """A replica whose store has just been opened: how far that is, is not known yet."""
-        return cls(task, ReplicaView(EMPTY_PROGRESS, spec, store, log, RecentChanges()), identify=identify)
+        return cls(
+            task,
+            ReplicaView(EMPTY_PROGRESS, spec, store, log, RecentChanges(has_ttl=spec.ttl_ms is not None)),
+            identify=identify,
+        )
 
     @property
     def spec(self) -> StoreSpec:

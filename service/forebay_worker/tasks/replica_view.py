@@ -67,7 +67,7 @@ class ReplicaView(NamedTuple):
             # Neither a lag nor an active role is learnt of it, even if the rebuild cannot begin.
             progress=EMPTY_PROGRESS,
             # A predecessor that serves meanwhile keeps its own.
-            recent_changes=RecentChanges(),
+            recent_changes=RecentChanges(has_ttl=self.spec.ttl_ms is not None),
             restored=False,
             filling=False,
             unproven=(),

@@ -70,6 +70,16 @@ VERSIONS = {"kind": "versioned", "history_retention_ms": 600_000}
             {"cleanup.policy": "compact,delete", "retention.ms": str(DAY_MS + 1000)},
         ),
         (
+            spec(ttl_ms=2 * DAY_MS),
+            {
+                "cleanup.policy": "compact,delete",
+                "retention.ms": str(3 * DAY_MS),
+                "segment.ms": str(DAY_MS // 2),
+                "retention.bytes": "-1",
+            },
+        ),
+        (spec(ttl_ms=40 * DAY_MS), {"retention.ms": str(41 * DAY_MS), "segment.ms": str(DAY_MS)}),
+        (
             spec("versioned", history_retention_ms=5 * DAY_MS),
             {"cleanup.policy": "compact", "min.compaction.lag.ms": str(6 * DAY_MS)},
         ),
@@ -145,6 +155,28 @@ def test_topic_config_that_breaks_a_rebuild_is_refused(changelog, admin, fields,
         with pytest.raises(TopicRefused, match=message):
             changelog.ensure(store)
         changelog.ensure(replace(store, accept_uncompacted=True))
+
+
+def test_a_topic_that_does_not_forget_gets_the_retention_of_its_store(changelog, admin):
+    """What would be lost by a shorter one is refused until it is set, too."""
+    store = spec(ttl_ms=2 * DAY_MS)
+    made(admin, store, {"cleanup.policy": "compact", "retention.bytes": "1000000"})
+    with pytest.raises(TopicRefused, match=r"keeps values of 's' that have expired.*forebay topology apply"):
+        changelog.ensure(store)
+    # Whose topic it is, decides.
+    changelog.ensure(replace(store, external=True))
+    assert changelog.forget_expired(replace(store, external=True)) is False
+    assert changelog.forget_expired(store) is True
+    wait_until(lambda: changelog.forget_expired(store) is False, "the new configuration")
+    changelog.ensure(store)
+    longer = replace(store, ttl_ms=4 * DAY_MS)
+    with pytest.raises(TopicRefused, match=rf"Set retention\.ms={5 * DAY_MS}.*or a shorter ttl_ms"):
+        changelog.ensure(longer)
+    assert changelog.forget_expired(longer) is True
+    wait_until(lambda: changelog.forget_expired(longer) is False, "the longer retention")
+    changelog.ensure(longer)
+    # One that is longer than it must be stays.
+    assert changelog.forget_expired(store) is False
 
 
 def test_short_tombstone_retention_is_refused(changelog, admin):

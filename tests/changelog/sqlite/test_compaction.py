@@ -3,6 +3,7 @@
 import contextlib
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -315,3 +316,20 @@ def test_a_session_expires_by_its_end(path: str) -> None:
     # Stream time is 12, and what ended before 8 is past a retention of 4.
     assert compact(path, now_ms=2 * DAY_MS, spec=SESSIONS) == 1
     assert [key for _, key, *_ in logged(path)] == [session(1, 9), session(10, 12)]
+
+
+def test_values_that_expired_a_day_ago_are_removed(path: str) -> None:
+    """A store without deletions forgets, too. What follows a young record stays, and so does the last."""
+    expiring = replace(LATEST, ttl_ms=1_000)
+    append(path, rows_of("a=1 b=1", timestamp_ms=0), 0)
+    append(path, rows_of("c=1", timestamp_ms=1), 1)
+    append(path, rows_of("d=1", timestamp_ms=0), 2)
+    append(path, rows_of("e=1", timestamp_ms=2), 3)
+    compact(path, now_ms=DAY_MS + 1_000, spec=expiring)
+    assert [key for _, key, *_ in logged(path)] == [b"c", b"d", b"e"]
+    compact(path, now_ms=DAY_MS + 999, spec=LATEST)
+    assert [key for _, key, *_ in logged(path)] == [b"c", b"d", b"e"]
+    compact(path, now_ms=2 * DAY_MS, lag_ms=2 * DAY_MS, spec=expiring)
+    assert [key for _, key, *_ in logged(path)] == [b"c", b"d", b"e"]
+    compact(path, now_ms=2 * DAY_MS, spec=expiring)
+    assert [key for _, key, *_ in logged(path)] == [b"e"]

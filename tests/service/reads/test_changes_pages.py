@@ -82,8 +82,8 @@ def test_no_change_that_is_applied_while_a_page_is_read_is_lost(tmp_path, monkey
     served.page()
     since = RecentChanges.since
 
-    def applied_meanwhile(recent: RecentChanges, offset: int, nonce: bytes) -> ChangesSince | None:
-        found = since(recent, offset, nonce)
+    def applied_meanwhile(recent: RecentChanges, *after: Any) -> ChangesSince | None:
+        found = since(recent, *after)
         served.apply((b"late", b"1"))
         return found
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.clock import epoch_ms
 from forebay.retention import history_begins_ms, oldest_kept_ms
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
@@ -16,6 +17,7 @@ from forebay.task_ids import TaskId, TopicPartition
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.apply import resume
 from forebay_worker.tasks.expiry import Expiry, swept_to_ms
+from forebay_worker.tasks.folding import Fold
 from forebay_worker.tasks.replica import Replica
 
 RETENTION_MS = 1_000
@@ -142,3 +144,39 @@ def test_history_lost_to_a_shorter_retention_stays_lost(spec):
 
 def test_what_has_no_retention_stays():
     assert oldest_kept_ms(StoreSpec("k", "key-value", "string", "json", "murmur2", "t", 1), 5_000) is None
+
+
+VALUES = StoreSpec("k", "key-value", "string", "json", "murmur2", "t", 1, ttl_ms=1_000)
+AGES = st.dictionaries(st.binary(min_size=1, max_size=2), st.integers(-2_000, 2_000), max_size=40)
+
+
+@settings(deadline=None)
+@given(ages_ms=AGES, at_once=st.integers(1, 7), later_ms=st.integers(0, 3_000))
+def test_values_are_deleted_once_they_are_as_old_as_their_ttl(ages_ms, at_once, later_ms):
+    """By whatever was applied when, the same are left, and followers are told of each that was there."""
+    store = MemoryStore("k")
+    replica, expiry = Replica.opened(VALUES, TaskId(0, 0), store), Expiry()
+    now_ms = int(epoch_ms())
+    fold = Fold.after(CommittedOffset(0))
+    with patch("forebay_worker.tasks.folding.latest_epoch_ms", lambda: now_ms):
+        fold.add(
+            VALUES, [(n, key, b"1", now_ms - age_ms, False) for n, (key, age_ms) in enumerate(ages_ms.items())]
+        )
+    for key, value in fold.changes.items():
+        store.delete(key) if value is None else store.put(key, value)
+    store.commit({})
+    assert {key for key, _ in store.scan(USER_TAG, END_OF_USER_KEYS)} == {
+        USER_TAG + key for key, age_ms in ages_ms.items() if age_ms < 1_000
+    }
+    with (
+        patch("forebay_worker.tasks.expiry._ENTRIES_PER_SWEEP", at_once),
+        patch("forebay.store_kinds.latest_epoch_ms", lambda: now_ms + later_ms),
+    ):
+        for _ in range(80):
+            expiry.sweep(replica)
+    left = {key for key, _ in store.scan(USER_TAG, END_OF_USER_KEYS)}
+    assert left == {USER_TAG + key for key, age_ms in ages_ms.items() if age_ms + later_ms < 1_000}
+    known = replica.view.recent_changes.since(0, replica.view.recent_changes.nonce)
+    assert sorted(known.expired) == sorted(
+        USER_TAG + key for key, age_ms in ages_ms.items() if age_ms < 1_000 <= age_ms + later_ms
+    )

@@ -1,3 +1,4 @@
+from forebay_worker.tasks import recent_changes
 from forebay_worker.tasks.recent_changes import ChangedKeys, RecentChanges
 
 ELSEWHERE = b""
@@ -34,8 +35,8 @@ def test_what_is_noted_meanwhile_is_beyond_the_end_that_was_returned():
     found = recent.since(10, ELSEWHERE)
     recent.note([b"a"], 12, end_reached=True)
     assert found is not None
-    assert found.reached == (10, recent.nonce)
-    assert recent.reached == (12, recent.nonce)
+    assert found.reached == (10, recent.nonce, 0)
+    assert recent.reached == (12, recent.nonce, 0)
 
 
 def test_replay_proves_no_changes_before_its_end():
@@ -60,3 +61,28 @@ def test_recent_changes_are_bounded(monkeypatch):
     kept = batches_since(recent, 190, recent.nonce)
     assert kept is not None
     assert [batch.end for batch in kept] == list(range(191, 202))
+
+
+def test_followers_learn_of_keys_that_have_expired_by_their_number():
+    """No offset says it. Which ones a follower of another replica was told of, nobody knows."""
+    recent = RecentChanges(has_ttl=True)
+    recent.note([b"a"], 5, end_reached=True)
+    first = recent.since(5, recent.nonce)
+    assert (first.expired, first.reached.expired) == ([], 0)
+    recent.note_expired([b"a", b"b"])
+    assert recent.moved_from(5, 0)
+    assert recent.since(5, recent.nonce, 0).expired == [b"a", b"b"]
+    assert recent.since(5, recent.nonce, 1).expired == [b"b"]
+    assert recent.since(5, recent.nonce, 2).expired == []
+    assert not recent.moved_from(5, 2)
+    assert recent.since(5, ELSEWHERE) is None
+
+
+def test_expired_keys_that_are_forgotten_are_not_left_out(monkeypatch):
+    monkeypatch.setattr(recent_changes, "_MIN_BYTES", 1_000)
+    monkeypatch.setattr(recent_changes, "_PROCESS_BYTES", 0)
+    recent = RecentChanges(has_ttl=True)
+    recent.note_expired([b"%d" % n for n in range(100)])
+    assert recent.since(0, recent.nonce, 0) is None
+    assert recent.since(0, recent.nonce, 99).expired == [b"99"]
+    assert recent.since(0, recent.nonce, 100).expired == []

@@ -106,7 +106,7 @@ _RULES = (
     ),
 )
 _SEE_TROUBLESHOOTING = "docs/troubleshooting.md describes the remedy for each cause."
-_WARNINGS = frozenset({"entries-unproven", "log-without-epochs", "writes-unreported"})
+_WARNINGS = frozenset({"topic-keeps-expired", "entries-unproven", "log-without-epochs", "writes-unreported"})
 _MAX_SILENT = 8
 _MAX_NAMED = 5
 

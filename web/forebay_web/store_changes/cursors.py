@@ -35,6 +35,8 @@ class ChangesCursor(NamedTuple):
     """The state was sent up to this stored key, empty if nothing was yet; None once all was."""
     epoch: int | None = None
     """The epoch of the last record before ``upper``, None if that is not known."""
+    expired: int = 0
+    """How many of the keys that the replica with the nonce has deleted as expired were sent."""
 
     @property
     def point(self) -> OffsetAndEpoch | None:
@@ -48,8 +50,9 @@ class ChangesCursor(NamedTuple):
 
     def reaches(self, other: ChangesCursor) -> bool:
         """Whether everything was sent that was up to another cursor."""
-        skip = self.skip if self.nonce == other.nonce else 0
-        return self.log == other.log and (self.since, skip) >= (other.since, other.skip)
+        skip, expired = (self.skip, self.expired) if self.nonce == other.nonce else (0, 0)
+        is_past = (self.since, skip) >= (other.since, other.skip)
+        return self.log == other.log and is_past and expired >= other.expired
 
 
 def encode_id(selection: bytes, partitions: Sequence[int], cursors: Mapping[int, ChangesCursor]) -> str:

@@ -110,8 +110,8 @@ def is_cursor(cursor: ChangesCursor) -> bool:
     """Whether all in a cursor that was received has the types that it must have."""
     return (
         {type(cursor.log), type(cursor.nonce)} == {bytes}
-        and {type(cursor.since), type(cursor.upper), type(cursor.skip)} == {int}
-        and min(cursor.since, cursor.upper, cursor.skip) >= 0
+        and {type(number) for number in (cursor.since, cursor.upper, cursor.skip, cursor.expired)} == {int}
+        and min(cursor.since, cursor.upper, cursor.skip, cursor.expired) >= 0
         and type(cursor.after) in (bytes, type(None))
     )
 

@@ -35,6 +35,7 @@ class StoreDescription(Struct, frozen=True, kw_only=True):
     retention_ms: OptionalNatural = UNSET
     gap_ms: OptionalNatural = UNSET
     history_retention_ms: OptionalNatural = UNSET
+    ttl_ms: OptionalNatural = UNSET
     timestamp_after_max_ms: OptionalNatural = UNSET
     latest_by: str | UnsetType = UNSET
     max_record_lag: OptionalNatural = UNSET
