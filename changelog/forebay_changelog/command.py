@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +13,19 @@ from rich.table import Table
 
 from forebay.cli import worker_settings
 from forebay.errors import ChangelogError, ChangelogUnreachable, SettingError, TopicMissing
-from forebay.output import Output, json_output, progress
+from forebay.output import Output, json_output, progress, quantity
 from forebay.standard_streams import print_line
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay.topology import Topology
 from forebay.topology_file import load_topology
 from forebay_changelog import Changelog, open_changelog
-from forebay_changelog.base import CompactionLimits
+from forebay_changelog.base import CompactionLimits, Record
+from forebay_changelog.log_reader import batches_to_end
 
 _LIMITS = CompactionLimits()
+_BETWEEN_SEARCHES_S = 10.0
+"""Each reads the key's partition whole."""
 
 
 @click.group()
@@ -161,6 +167,93 @@ def retire_writer(topology: Path, changelog: str, store: str, writer: str, outpu
     opened.retire_writer(spec.topic, writer)
     document = {"store": store, "topic": spec.topic, "writer": writer}
     output.show(document, f"{writer} no longer counts towards the age of {store}")
+
+
+@changelog.command("erase")
+@worker_settings("topology", "changelog")
+@click.argument("store")
+@click.argument("key")
+@click.option("--wait", is_flag=True, help="Return once compaction has removed what the log has of the key.")
+@json_output
+def erase(topology: Path, changelog: str, store: str, key: str, wait: bool, output: Output) -> None:
+    """Delete a KEY that must be forgotten from STORE's log, with all its windows, sessions or versions.
+
+    KEY is written as in a URL's path, without percent signs. Workers delete it once they have applied what this
+    appends. The query that writes the store is not told: what its own state still has of the key, it may write
+    again.
+    """
+    opened, loaded = open_logs(topology, changelog)
+    spec = store_spec(loaded, store)
+    if spec.external:
+        raise SettingError(
+            f"{store!r} is external: its topic {spec.topic!r} belongs to others, so forebay writes nothing to it."
+        )
+    opened.ensure(spec, create=False)
+    plain = spec.key_codec.from_text(key.encode())
+    erased = {tp: _erased(opened, spec, tp, plain) for tp in _may_have(spec, plain)}
+    entries = sum(count for count, _ in erased.values())
+    ends = {tp: end for tp, (count, end) in erased.items() if count}
+    document = {
+        "store": store,
+        "topic": spec.topic,
+        "erased_entries": entries,
+        "next_offsets": {str(tp.partition): end for tp, end in ends.items()},
+    }
+    if wait:
+        _wait_until_gone(opened, spec, plain, ends)
+    lines = _erasure_text(entries, ends, waited=wait) if ends else [f"the log of {store} has no value of this key"]
+    output.show(document, *lines)
+
+
+def _erasure_text(entries: int, ends: Mapping[TopicPartition, int], *, waited: bool) -> list[str]:
+    until = ", ".join(f"offset {end} of partition {tp.partition}" for tp, end in ends.items())
+    gone = "is gone from the log" if waited else f"is gone from the log once compaction has passed {until}"
+    return [
+        f"{quantity(entries, 'tombstone')} appended: workers that have applied {until} have forgotten the key",
+        f"what it was {gone}; copies that others made of the log are not touched",
+        "Spark's state still has the key, unless it has expired there, and the query may write it again",
+    ]
+
+
+def _may_have(spec: StoreSpec, plain: bytes) -> list[TopicPartition]:
+    """The partitions in which a key may be."""
+    known = spec.stream_partitioner is not None and not spec.accept_misplaced
+    partitions = [spec.partition_of(plain)] if known else range(spec.partitions)
+    return [TopicPartition(spec.topic, partition) for partition in partitions]
+
+
+def _erased(opened: Changelog, spec: StoreSpec, tp: TopicPartition, plain: bytes) -> tuple[int, int]:
+    """Append a tombstone for each entry of a key that a partition has; returns how many, and the next offset."""
+    found: dict[tuple[bytes, int], bool] = {}
+    for record in _records_of(opened, spec, tp, plain):
+        _, key, value, timestamp_ms, _ = record
+        # A version is replaced by a deletion of the same time.
+        found[key, timestamp_ms if spec.store_kind.keeps_versions else 0] = value is not None
+    entries = [entry for entry, has_value in found.items() if has_value]
+    return len(entries), opened.append_deletions(tp, entries) if entries else 0
+
+
+def _records_of(opened: Changelog, spec: StoreSpec, tp: TopicPartition, plain: bytes) -> Iterator[Record]:
+    """The records of a key in a partition."""
+    split = spec.stored_keys.split_changelog
+    with contextlib.closing(opened.consumer(replay=True)) as consumer:
+        for batch in batches_to_end(consumer, tp):
+            for record in batch.records:
+                # Those that do not fit the store's kind are of no key.
+                with contextlib.suppress(ValueError):
+                    if plain in record[1] and not record[4] and split(record[1], record[3]).plain == plain:
+                        yield record
+
+
+def _wait_until_gone(opened: Changelog, spec: StoreSpec, plain: bytes, ends: dict[TopicPartition, int]) -> None:
+    left = dict(ends)
+    while left:
+        for tp, end in list(left.items()):
+            values = (one for one in _records_of(opened, spec, tp, plain) if one[0] < end and one[2] is not None)
+            if next(values, None) is None:
+                del left[tp]
+        if left:
+            time.sleep(_BETWEEN_SEARCHES_S)
 
 
 def open_logs(topology: Path, changelog: str) -> tuple[Changelog, Topology]:
