@@ -36,6 +36,14 @@ def bearer(token: str) -> str:
     return f"Bearer {token}"
 
 
+def token_file(path: Path | None) -> Callable[[], bytes] | None:
+    """Returns the value of the ``Authorization`` header for the one token in a file, which is read again when it
+    changes; None without a file. Raises ``SettingError``."""
+    if path is None:
+        return None
+    return ReloadedFile(path, lambda text: bearer(text.strip()).encode(), secrets=(path,))
+
+
 def token_of(authorization: bytes) -> bytes | None:
     """A request's token, None if it has another scheme or none."""
     scheme, _, token = authorization.partition(b" ")

@@ -73,6 +73,7 @@ from forebay_worker.reads.key_changes import KeyChanges
 from forebay_worker.reads.keys import Batched
 from forebay_worker.reads.scans import MAX_PAGE_BYTES
 from forebay_worker.reads.staleness_check import Refused
+from forebay_worker.snapshots.routes import add_snapshot_routes
 from forebay_worker.worker import Worker
 
 _TIME_TO_ANSWER_MS = 20
@@ -159,6 +160,7 @@ def make_app(
     add_changes_routes(app, worker, metrics, (*_CHANGES_PROBLEMS, NotHostedHere))
     add_ticket_route(app, tickets, worker.spec, worker.limits)
     add_document_routes(app, worker, status, WorkerStatus)
+    add_snapshot_routes(app, worker, has_clients=authenticator is not None)
     add_console_page(app)
     add_console_routes(app, console, None)
     return app

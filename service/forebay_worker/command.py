@@ -34,6 +34,7 @@ DIVIDED = frozenset(
     {
         "apply_records_per_second",
         "restore_processes",
+        "snapshot_bytes_per_second",
         "rocksdb_block_cache_bytes",
         "rocksdb_write_buffer_bytes",
         "max_in_flight",

@@ -6,20 +6,23 @@ import contextlib
 import itertools
 import logging
 import shutil
+import ssl
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from forebay.bearer_tokens import token_file
 from forebay.clock import boot_ms, epoch_ms, time_text
-from forebay.errors import NotReady, Problem
+from forebay.errors import NotReady, Problem, SettingError
 from forebay.lag import Lag, Tolerance
 from forebay.process_identity import Identity
 from forebay.settings import WorkerSettings
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
-from forebay.task_ids import TaskId
+from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology_file import load_topology
 from forebay.unproven import UnprovenRange
 from forebay.wire.answer_schemas.replicas import ReplicaRow
@@ -41,6 +44,8 @@ from forebay_worker.reads.disk_reads import DiskReads
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
 from forebay_worker.reads.staleness_check import Admission
+from forebay_worker.snapshots.giving import Snapshots
+from forebay_worker.snapshots.taking import Copier
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offsets_file import CAUGHT_UP, INCOMPLETE
 from forebay_worker.state.relocate import prepare_state
@@ -88,6 +93,10 @@ class Worker:
         self._ends.callback(self._topics.stop)
         self._topics.start()
         prepare_state(self._directory, self.topology, settings.automatic_state_relocation)
+        self.metadata = StreamsMetadataState(self.topology.stores)
+        self.snapshot_token = token_file(settings.snapshot_token_file)
+        self.snapshots = Snapshots(self._directory.path / ".snapshots", settings.snapshot_bytes_per_second)
+        self._ends.callback(self.snapshots.close)
         self._memory = RocksDbMemory(settings.rocksdb_block_cache_bytes, settings.rocksdb_write_buffer_bytes)
         self.tasks = TaskManager(
             self.topology,
@@ -96,11 +105,10 @@ class Worker:
             StoreFactory(
                 self._directory, self._changelog, self._memory, settings.statestore_checkpoint_interval_ms
             ),
-            RecoveryPolicy(settings.apply_records_per_second, settings.restore_processes),
+            RecoveryPolicy(settings.apply_records_per_second, settings.restore_processes, self._copier()),
             settings.state_cleanup_delay_ms,
         )
         self._health_monitor = HealthMonitor(settings.standby_rebuild_delay_ms)
-        self.metadata = StreamsMetadataState(self.topology.stores)
         self._ceiling = Tolerance(
             settings.record_lag_ceiling, settings.time_lag_ceiling_ms, settings.age_ceiling_ms
         )
@@ -122,6 +130,16 @@ class Worker:
         self._sequence = itertools.count(1)
         self.draining = False
         self._was_ready = self._assigned = False
+
+    def _copier(self) -> Copier:
+        settings = self.settings
+        scheme = "http" if settings.tls_certificate_file is None else "https"
+        return Copier(self._holders, self.snapshot_token, scheme, _authorities(settings.snapshot_ca_file))
+
+    def _holders(self, tp: TopicPartition) -> list[HostInfo]:
+        """The other workers that hold a partition, its active last: that has the most reads."""
+        active, standbys = self.metadata.map.by_topic_partition.get(tp, (None, ()))
+        return [host for host in (*standbys, active) if host is not None and host != self.host]
 
     def start(self) -> None:
         """Serve what is on disk, then join the group; where that fails, ``stop`` ends what did start."""
@@ -358,6 +376,14 @@ class Worker:
             # yet.
             self.tasks.hold_as_standby()
         self.metadata.on_change(info.map(self.topology))
+
+
+def _authorities(path: Path | None) -> ssl.SSLContext:
+    """Those that vouch for other workers, the machine's by default; raises ``SettingError``."""
+    try:
+        return ssl.create_default_context(cafile=path)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingError(f"snapshot_ca_file {path} has no certificates that can be read: {error}.") from None
 
 
 def _notices(replica: Replica, lag: Lag) -> dict[str, str]:

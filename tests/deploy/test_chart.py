@@ -284,7 +284,9 @@ def test_both_tiers_require_tokens_that_the_chart_makes(tmp_path):
         accepted = TokensFile(written(tmp_path, settings["auth_tokens_file"], files))
         if tier == "router":
             assert files[settings["worker_token_file"]] == tokens["router"]
-        for holder in ("client", "router", "prometheus"):
+        else:
+            assert files[settings["snapshot_token_file"]] == tokens["snapshots"]
+        for holder in ("client", "router", "prometheus", "snapshots"):
             with contextlib.suppress(Unauthenticated):
                 accepted.authenticate("GET", "/metrics", b"Bearer " + tokens[holder])
                 allowed.setdefault(tier, []).append(holder)

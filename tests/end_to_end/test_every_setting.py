@@ -494,6 +494,18 @@ def brings_replicas_forward(_: Stage, built: Built) -> None:
     assert tasks.bulk_restore._processes == 9
 
 
+def copies_from_others(stage: Stage, built: Built) -> None:
+    (stage.directory / "own").write_text(token_of("worker"))
+    options = {"snapshot_token_file": str(stage.directory / "own"), "snapshot_ca_file": str(stage.authority.file)}
+    copier: Any = built.worker(**options).tasks.bulk_restore._copy.__self__._copier
+    assert copier.token().decode() == header_of("worker")
+    assert {certificate["serialNumber"] for certificate in copier.authorities.get_ca_certs()}
+
+
+def gives_copies_at_a_pace(_: Stage, built: Built) -> None:
+    assert built.worker(snapshot_bytes_per_second=77).snapshots.pace.bytes_per_second == 77
+
+
 def writes_offsets(_: Stage, built: Built) -> None:
     worker: Any = built.worker(statestore_checkpoint_interval_ms=77)
     assert worker.tasks._opener.checkpoint_interval_ms == 77
@@ -557,6 +569,9 @@ WORKER: dict[str, Shows | str] = {
     "create_topics": creates_no_topics,
     "apply_records_per_second": brings_replicas_forward,
     "restore_processes": brings_replicas_forward,
+    "snapshot_token_file": copies_from_others,
+    "snapshot_ca_file": copies_from_others,
+    "snapshot_bytes_per_second": gives_copies_at_a_pace,
     "statestore_checkpoint_interval_ms": writes_offsets,
     "automatic_state_relocation": moves_no_store,
     "state_cleanup_delay_ms": deletes_what_the_topology_lacks,

@@ -16,6 +16,8 @@ from forebay_web.tickets import TICKET, TICKET_HOLDER, Tickets
 
 OPEN_PATHS = ("/livez", "/readyz", IDENTITY_PATH)
 """Open to all: load balancers and supervisors have no token, and routers send theirs only to whom they know."""
+SNAPSHOTS_PATH = "/v1/snapshots"
+"""Workers' copies of stores, and what is below: their routes take the workers' own credential, and no client's."""
 CONSOLE_PATH = "/console"
 """The page and, below, its files. They contain no data; what the page requests needs a token."""
 
@@ -39,8 +41,9 @@ def later_refusal(scope: Scope) -> Problem | None:
     return None if refusal is None else refusal(scope)
 
 
-def _is_console(path: str) -> bool:
-    return path in ("/", CONSOLE_PATH) or path.startswith(f"{CONSOLE_PATH}/")
+def _is_for_itself(path: str) -> bool:
+    """Whether what is at a path needs no client's credential: the console's page, and workers' copies."""
+    return path == "/" or any(path == own or path.startswith(f"{own}/") for own in (CONSOLE_PATH, SNAPSHOTS_PATH))
 
 
 async def _refuse(problem: Problem, refusals: Counter[int], send: Send) -> None:
@@ -93,7 +96,7 @@ class Guard:
         self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _is_console(_path(scope)):
+        if scope["type"] != "http" or _is_for_itself(_path(scope)):
             await self._app(scope, receive, send)
             return
         problem = self._refusal(scope)

@@ -228,6 +228,18 @@ class WorkerSettings(TierSettings):
         "How often offsets are written for stores that manage none, beside after 10,000 records (KIP-116).",
         300_000,
     )
+    snapshot_token_file: Path | None = setting(
+        "File of the one token by which workers copy each other's stores: the same on all of them, and in no "
+        "tokens file. Without it, workers that authenticate their clients give each other nothing, and read their "
+        "logs instead. The file is read again when it changes."
+    )
+    snapshot_ca_file: Path | None = setting(
+        "PEM file of the authorities that vouch for the certificates of other workers, which are asked for copies "
+        "over HTTPS if this one serves it. By default these are the machine's."
+    )
+    snapshot_bytes_per_second: int = setting(
+        "Total bytes a second at which copies of stores are given to other workers. 0 sets no limit.", 0
+    )
     automatic_state_relocation: bool = setting(
         "Whether stores that now belong to another ordinal are moved there at start (KIP-816).", True
     )

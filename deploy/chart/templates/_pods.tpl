@@ -87,16 +87,18 @@ securityContext:
 {{ .Values.tokens.existingSecret | default (printf "%s-tokens" .Release.Name) }}
 {{- end }}
 
-{{/* The keys of the secret that a tier's pods see: its own file, and the token that a router sends to workers. */}}
+{{/* The keys of the secret that a tier's pods see: its own file, and the tokens that are sent to workers. */}}
 {{- define "forebay.tokenKeys" -}}
 {{- $worker := include "forebay.requiresTokens" (dict "root" .root "tier" "worker") -}}
 {{- if include "forebay.requiresTokens" . }}{{ .tier }}s {{ end }}
 {{- if and (eq .tier "router") $worker (not .root.Values.router.settings.worker_token_file) }}router{{ end }}
+{{- if and (eq .tier "worker") $worker (not .root.Values.worker.settings.snapshot_token_file) }}snapshots{{ end }}
 {{- end }}
 
 {{- define "forebay.tokenSettings" -}}
+{{- $names := dict "router" "FOREBAY_WORKER_TOKEN_FILE" "snapshots" "FOREBAY_SNAPSHOT_TOKEN_FILE" }}
 {{- range include "forebay.tokenKeys" . | trim | splitList " " | compact }}
-- { name: {{ eq . "router" | ternary "FOREBAY_WORKER_TOKEN_FILE" "FOREBAY_AUTH_TOKENS_FILE" }}, value: /etc/forebay/tokens/{{ . }} }
+- { name: {{ get $names . | default "FOREBAY_AUTH_TOKENS_FILE" }}, value: /etc/forebay/tokens/{{ . }} }
 {{- end }}
 {{- end }}
 

@@ -6,10 +6,9 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from forebay.bearer_tokens import bearer
+from forebay.bearer_tokens import token_file
 from forebay.errors import Forbidden, Unauthenticated
 from forebay.networks import Networks
-from forebay.reloaded_file import ReloadedFile
 from forebay.settings import RouterSettings
 from forebay.streams_metadata import HostInfo
 
@@ -19,14 +18,13 @@ REFUSALS = frozenset({Unauthenticated.status, Forbidden.status})
 """Statuses by which a worker refuses the router, which is never a client's fault."""
 
 
-def credentials_of(token_file: Path | None) -> Callable[[], bytes]:
+def credentials_of(path: Path | None) -> Callable[[], bytes]:
     """Returns the current line of the ``Authorization`` header, including CRLF.
 
     The token comes from a file; without one the line is empty. Raises ``SettingError``.
     """
-    if token_file is None:
-        return lambda: b""
-    return ReloadedFile(token_file, _read, secrets=(token_file,))
+    value = token_file(path)
+    return lambda: b"" if value is None else b"authorization: %b\r\n" % value()
 
 
 def token_networks_of(settings: RouterSettings) -> Networks | None:
@@ -44,7 +42,3 @@ def log_auth_rejection(host: HostInfo, what: str, status: int) -> None:
         what,
         status,
     )
-
-
-def _read(text: str) -> bytes:
-    return b"authorization: %b\r\n" % bearer(text.strip()).encode()

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 
 from rocksdict import (
     AccessType,
+    Checkpoint,
     DbClosedError,
     IngestExternalFileOptions,
     Options,
@@ -188,6 +189,11 @@ class RocksDbStore:
             return itertools.takewhile(lambda item: item[0] >= start, _walk(cursor, cursor.prev))
         cursor.seek(start)
         return _walk(cursor, cursor.next)
+
+    def checkpoint(self, path: Path) -> None:
+        """Link the store's files, as of now, into a new directory; any thread may call it."""
+        with _damage_as_corruption():
+            Checkpoint(self._db).create_checkpoint(str(path))
 
     def size(self) -> StoreSize:
         """What the store takes; costs some microseconds, whatever its size."""

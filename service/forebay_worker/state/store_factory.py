@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -76,6 +77,23 @@ class StoreFactory:
     def open_set_aside(self, path: Path, name: str) -> RocksDbStore:
         """Open a RocksDB store that was set aside, for reading only; raises ``rocksdict``'s errors."""
         return RocksDbStore(name, path, self.memory.options(), read_only=True)
+
+    def check_copy(self, path: Path, task: TaskId, spec: StoreSpec) -> CommittedOffset:
+        """The offset of a copy of another worker's store, which from now on waits for the log to confirm it.
+
+        Until an end of the log was reached from there, it is a store that is being restored. Raises
+        ``StoreCorrupted`` if it was built from something else, or cannot prove in which log.
+        """
+        tp = TopicPartition(spec.topic, task.partition)
+        with closing(RocksDbStore(spec.name, path, self.memory.options(StoreOptions.of(spec)))) as store:
+            _require_same_origin(store, store.identity, task, spec)
+            committed = store.committed_offset(tp)
+            if committed is None or committed.proof is None:
+                raise StoreCorrupted("it does not say where in its log it is")
+            unconfirmed = committed._replace(restored=False)
+            store.commit({tp: unconfirmed})
+            store.flush()
+            return unconfirmed
 
     def _open_rocksdb(self, path: Path, task: TaskId, spec: StoreSpec) -> OpenedStore:
         tp = TopicPartition(spec.topic, task.partition)

@@ -19,18 +19,28 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import TypeAlias
 
 from forebay.clock import boot_ms
 from forebay.state_store import CommittedOffset, StoreCorrupted
+from forebay.streams_metadata import HostInfo
 from forebay.task_ids import TopicPartition
 from forebay_web.processes.python_module import module_command, module_environment
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.tasks.replica_events import FileMade, HandleEvent, RestoreEnded, RestoreEvent, RestoreFailed
+from forebay_worker.tasks.replica_events import (
+    CopyMade,
+    FileMade,
+    HandleEvent,
+    RestoreEnded,
+    RestoreEvent,
+    RestoreFailed,
+)
 from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreJob, RestoreReport
 
 log = logging.getLogger(__name__)
+CopyStore: TypeAlias = Callable[[Restoration, Path, Callable[[], bool]], HostInfo | None]
 MAX_BYTES_IN_MEMORY = 96 << 20
 """Bytes that one restore process collects before it writes a file."""
 _PATIENCE_S = 10.0
@@ -98,6 +108,8 @@ class BulkRestore:
     """A few restore processes and the queue of replicas that wait for one.
 
     ``post(event)`` has an event handled in the applier's thread; those of restores come back to ``take``.
+    ``copy(restoration, path, stopped)`` copies another worker's store to a path instead, if anybody gives one, and
+    returns who.
     ``storage_fault(error)`` describes the machine's refusal behind an error, None if there is none.
     """
 
@@ -108,7 +120,9 @@ class BulkRestore:
         scratch: Path,
         post: HandleEvent,
         storage_fault: Callable[[Exception], str | None],
+        copy: CopyStore = lambda *_: None,
     ) -> None:
+        self._copy = copy
         self._changelog_url = changelog_url
         self._processes = processes
         self._scratch = scratch
@@ -138,12 +152,13 @@ class BulkRestore:
                 log.error("a restore process said nothing for %.0f s and is killed", _SILENCE_MS / 1000)
                 child.kill()
 
-    def submit(self, replica: Replica) -> None:
+    def submit(self, replica: Replica, *, may_copy: bool = False) -> None:
         """Queue a replica; in the applier's thread, where it must not be followed meanwhile.
 
-        Raises ``RuntimeError`` if no thread can be started.
+        If it ``may_copy``, others are asked for their store first. Raises ``RuntimeError`` if no thread can be
+        started.
         """
-        restoration = Restoration(replica, next(self._numbers), boot_ms())
+        restoration = Restoration(replica, next(self._numbers), boot_ms(), may_copy=may_copy)
         with self._changed:
             if len(self._threads) < self._processes:
                 self._start_thread()
@@ -197,6 +212,8 @@ class BulkRestore:
                 continue
             restoration.begun_boot_ms = boot_ms()
             restoration.begun_position = restoration.replica.view.progress.position
+            if self._is_copied(restoration):
+                continue
             if child is not None and child.poll() is not None:
                 self._end(child)
                 child = None
@@ -222,6 +239,24 @@ class BulkRestore:
                     self._waiting.append(restoration)
         if child is not None:
             self._end(child)
+
+    def _is_copied(self, restoration: Restoration) -> bool:
+        """Whether another worker has given its store; if not, it is not asked again."""
+        if not restoration.may_copy:
+            return False
+        restoration.may_copy = False
+        path = self._scratch / f"{restoration.number}-copy"
+        try:
+            host = self._copy(restoration, path, lambda: self._stopping or restoration.cancelled)
+        except Exception as error:
+            found = self._storage_fault(error) or error
+            log.error("%s could not be copied, so its log is read: %s", _name(restoration), found)
+            host = None
+        if host is None:
+            shutil.rmtree(path, ignore_errors=True)
+            return False
+        self._post(CopyMade(restoration, path, host))
+        return True
 
     def _delete_files(self, restoration: Restoration) -> None:
         for path in self._scratch.glob(f"{restoration.number}-*"):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,9 +21,12 @@ from forebay.errors import ChangelogError
 from forebay.lag import EndOffset, EndOffsets
 from forebay.logs import LogThrottle
 from forebay.state_store import CommittedOffset, StateStore, StoreCorrupted
+from forebay.streams_metadata import HostInfo
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Changelog
+from forebay_worker.snapshots.taking import Copier
 from forebay_worker.state.directory import StateDirectory
+from forebay_worker.state.fsync import sync_directory
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.storage_faults import storage_fault
 from forebay_worker.state.store_factory import StoreFactory
@@ -32,6 +37,7 @@ from forebay_worker.tasks.log_continuity import replaced_log
 from forebay_worker.tasks.phases import ReplicaPhase
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_events import (
+    CopyMade,
     EndReached,
     FileMade,
     PredecessorDamaged,
@@ -51,6 +57,7 @@ _FALLEN_BEHIND = 10
 """This many times further if it is already being followed: a second or two of applying needs no process."""
 _RETRY_MS = 2_000.0
 _NOT_IN_BULK_MS = 600_000.0
+_NOT_COPIED_MS = 600_000.0
 _ENDS_AT_ONCE = 100
 """Ends asked for at a time, of logs that restore processes read."""
 _PAUSE_BY_POLL = 20
@@ -63,6 +70,8 @@ class RecoveryPolicy:
 
     apply_records_per_second: int
     restore_processes: int
+    copier: Copier | None = None
+    """Gets copies of other workers' stores, None if none may be had."""
 
 
 class Recovery:
@@ -79,6 +88,7 @@ class Recovery:
         self._changelog = changelog
         self._directory = directory
         self._opener = opener
+        self._copier = policy.copier
         self._logged = LogThrottle()
         self.applier = Applier(
             changelog,
@@ -93,6 +103,7 @@ class Recovery:
             directory.path / ".restore",
             self.applier.post,
             self._storage_fault_in,
+            self._copied,
         )
         self._in_bulk = policy.restore_processes > 0 and policy.apply_records_per_second == 0
         self._ends_to_poll: deque[TopicPartition] = deque()
@@ -114,6 +125,8 @@ class Recovery:
                 self.bulk_restore.take(event)
                 if not restoration.cancelled:
                     self._follow_restored(restoration)
+            case CopyMade(restoration, path, host):
+                self._adopt(restoration, path, host)
             case FileMade(restoration) | RestoreFailed(restoration):
                 try:
                     self.bulk_restore.take(event)
@@ -192,7 +205,7 @@ class Recovery:
             return
         self.applier.unfollow(replica)
         try:
-            self.bulk_restore.submit(replica)
+            self.bulk_restore.submit(replica, may_copy=self._is_worth_a_copy(replica, behind))
         except RuntimeError as error:
             log.error("%s cannot be restored in bulk, so record by record: %s", replica.topic_partition, error)
             replica.not_in_bulk_until_boot_ms = boot_ms() + _NOT_IN_BULK_MS
@@ -200,6 +213,42 @@ class Recovery:
             return
         replica.enter(ReplicaPhase.RESTORING)
         log.info("%s: %d records behind, restored in bulk", replica.topic_partition, behind)
+
+    def _is_worth_a_copy(self, replica: Replica, behind: int) -> bool:
+        """Whether more of its log is ahead than what it has, and no copy was taken just now."""
+        is_young = boot_ms() - replica.copied_boot_ms < _NOT_COPIED_MS
+        return self._copier is not None and behind > replica.view.progress.position and not is_young
+
+    def _copied(self, restoration: Restoration, path: Path, stopped: Callable[[], bool]) -> HostInfo | None:
+        """Copy another worker's store to a path; in the thread of a restore. Returns from whom, None if nobody
+        gives one that is of use."""
+        replica = restoration.replica
+        tp, spec = replica.topic_partition, replica.spec
+        assert self._copier is not None
+        host = self._copier.copy(spec.name, tp, path, stopped)
+        if host is None:
+            return None
+        try:
+            committed = self._opener.check_copy(path, replica.task, spec)
+        except StoreCorrupted as corrupted:
+            log.error("%s: the copy from %s is of no use: %s", tp, host, corrupted)
+            return None
+        return host if committed.position > replica.view.progress.position else None
+
+    def _adopt(self, restoration: Restoration, copy: Path, host: HostInfo) -> None:
+        """Go on with a copy of another worker's store in place of a replica's own.
+
+        That one, or what already answers for it, serves until the log has confirmed the copy.
+        """
+        if restoration.cancelled:
+            shutil.rmtree(copy, ignore_errors=True)
+            return
+        replica = restoration.replica
+        log.info("%s: goes on from a copy of what %s has", replica.topic_partition, host)
+        self.bulk_restore.cancel(replica)
+        replica.copied_boot_ms = boot_ms()
+        former = self._predecessor_of(replica) if replica.predecessor is None else None
+        self._replace(replica, former, copy)
 
     def _follow_restored(self, restoration: Restoration) -> None:
         """Go on with a replica record by record."""
@@ -271,6 +320,11 @@ class Recovery:
         former = self._predecessor_of(replica) if may_serve else None
         if former is not None:
             former.publish(log_has_lost=has_lost)
+        self._replace(replica, former)
+
+    def _replace(self, replica: Replica, former: Replica | None, copy: Path | None = None) -> None:
+        """Begin anew, with a copy of another's store or without, in place of a replica's store; if there is a
+        ``former`` state of the replica, that store serves meanwhile."""
         replica.invalidate()
         replica.enter(ReplicaPhase.REBUILDING)
         try:
@@ -280,7 +334,7 @@ class Recovery:
         replica.in_place = replica.view.store.persistent
         if former is not None:
             replica.in_place = not self._serve_set_aside(replica, former)
-        self._begin_anew(replica)
+        self._begin_anew(replica, copy)
 
     def _predecessor_of(self, replica: Replica) -> Replica:
         """The same replica as it is now, which nothing brings forward any more."""
@@ -317,8 +371,8 @@ class Recovery:
         except OSError as error:
             log.warning("what was set aside of %s before could not be deleted: %s", replica.topic_partition, error)
 
-    def _begin_anew(self, replica: Replica) -> None:
-        """Open an empty store in the place of one that was closed; failures are retried.
+    def _begin_anew(self, replica: Replica, copy: Path | None = None) -> None:
+        """Open an empty store, or a copy of another's, in the place of one that was closed; failures are retried.
 
         An untrusted one that is still there makes way first: if opened again, it would be trusted for a moment.
         """
@@ -328,6 +382,11 @@ class Recovery:
                 with contextlib.suppress(FileNotFoundError):
                     self._discard_earlier(replica, self._directory.make_way(replica.task, replica.spec.name))
                 replica.in_place = False
+            if copy is not None:
+                path = self._directory.store_path(replica.task, replica.spec.name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(copy, path)
+                sync_directory(path.parent)
             opened = self._opener.open(replica.task, replica.spec)
         except Exception as error:
             self._try_again(replica, error)

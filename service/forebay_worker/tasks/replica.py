@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -105,6 +106,8 @@ class Replica:
     """When that is tried again, while it is suspended or its rebuild cannot begin."""
     in_place: bool = False
     """Whether a store that is not trusted still has to be set aside before its rebuild can begin."""
+    copied_boot_ms: float = -math.inf
+    """When a copy of another worker's store last took its place."""
     not_in_bulk_until_boot_ms: float = 0.0
     """Until when it is not restored in bulk, because restore processes failed."""
     ends: EndOffsets = field(default_factory=EndOffsets)

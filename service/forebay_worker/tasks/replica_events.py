@@ -5,9 +5,11 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from forebay.state_store import StateStore, StoreCorrupted
+from forebay.streams_metadata import HostInfo
 from forebay_worker.tasks.log_continuity import LogCut, NotContinued, RecordsLost
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_view import LostRecords
@@ -87,6 +89,15 @@ class RestoreEnded:
     restoration: Restoration
 
 
+@dataclass(frozen=True)
+class CopyMade:
+    """A copy of another worker's store is at a path, to take the place of a replica's."""
+
+    restoration: Restoration
+    path: Path
+    host: HostInfo
+
+
 RestoreEvent: TypeAlias = FileMade | RestoreFailed | RestoreEnded
-ReplicaEvent: TypeAlias = StoreDamaged | PredecessorDamaged | EndReached | RestoreEvent
+ReplicaEvent: TypeAlias = StoreDamaged | PredecessorDamaged | EndReached | CopyMade | RestoreEvent
 HandleEvent: TypeAlias = Callable[[ReplicaEvent], None]

@@ -22,6 +22,8 @@ class Restoration:
     begun_boot_ms: float
     records: int = 0
     cancelled: bool = False
+    may_copy: bool = False
+    """Whether another worker's store is worth more than what there is."""
     begun_position: int = 0
     fruitless: int = 0
     """Attempts, one after the other, whose processes ended or failed for good without having done anything, or

@@ -1,0 +1,107 @@
+"""What a worker gives: checkpoints of its stores, read piece by piece in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import struct
+import threading
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from forebay.clock import boot_ms
+from forebay.errors import Overloaded, UnknownPath
+from forebay_worker.state.rocksdb import RocksDbStore
+
+_PIECE_BYTES = 256 << 10
+PIECE_HEAD = struct.Struct(">II")
+"""Before each piece: its length in bytes, and its CRC-32."""
+_MAX_AT_ONCE = 4
+_IDLE_MS = 60_000.0
+"""A checkpoint keeps files that the store has compacted: what nobody reads for this long is dropped."""
+
+
+@dataclass
+class StoreCheckpoint:
+    """A checkpoint: hard links to a store's files as of one moment, with the offset that belongs to them."""
+
+    path: Path
+    files: Mapping[str, int]
+    """The size of each in bytes, by name."""
+    used_boot_ms: float = field(default_factory=boot_ms)
+
+
+class Pace:
+    """Limits the bytes a second of all who wait for it, in one event loop; 0 sets no limit."""
+
+    def __init__(self, bytes_per_second: int) -> None:
+        self.bytes_per_second = bytes_per_second
+        self._free_boot_ms = 0.0
+
+    async def wait(self, count: int) -> None:
+        """Return when so many bytes may be sent."""
+        if self.bytes_per_second:
+            now = boot_ms()
+            self._free_boot_ms = max(now, self._free_boot_ms) + 1000 * count / self.bytes_per_second
+            await asyncio.sleep((self._free_boot_ms - now) / 1000)
+
+
+class Snapshots:
+    """The checkpoints that other workers are reading; each method may wait for the disk, in any thread."""
+
+    def __init__(self, directory: Path, bytes_per_second: int = 0) -> None:
+        self.pace = Pace(bytes_per_second)
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._taken: dict[str, StoreCheckpoint] = {}
+        # What a killed worker left holds space.
+        shutil.rmtree(directory, ignore_errors=True)
+
+    def take(self, store: RocksDbStore) -> tuple[str, StoreCheckpoint]:
+        """A checkpoint of a store, and its name; raises ``Overloaded``, and what RocksDB raises."""
+        self._drop_idle()
+        name = secrets.token_hex(16)
+        path = self._directory / name
+        with self._lock:
+            if len(self._taken) >= _MAX_AT_ONCE:
+                raise Overloaded(f"{_MAX_AT_ONCE} workers take copies already.", retry_after_s=5)
+            self._taken[name] = StoreCheckpoint(path, {})
+        try:
+            self._directory.mkdir(exist_ok=True)
+            store.checkpoint(path)
+            self._taken[name] = StoreCheckpoint(path, {file.name: file.stat().st_size for file in path.iterdir()})
+        except BaseException:
+            self.drop(name)
+            raise
+        return name, self._taken[name]
+
+    def piece(self, snapshot: str, file: str, offset: int) -> bytes:
+        """A file's next piece after its head, nothing at the end; raises ``UnknownPath``."""
+        taken = self._taken.get(snapshot)
+        if taken is None or file not in taken.files:
+            raise UnknownPath("There is no such copy, or nobody has read it for a minute; take another.")
+        taken.used_boot_ms = boot_ms()
+        with open(taken.path / file, "rb", buffering=0) as opened:
+            piece = os.pread(opened.fileno(), _PIECE_BYTES, offset)
+        return PIECE_HEAD.pack(len(piece), zlib.crc32(piece)) + piece if piece else b""
+
+    def drop(self, snapshot: str) -> None:
+        """Remove a checkpoint, which need not be there."""
+        with self._lock:
+            taken = self._taken.pop(snapshot, None)
+        if taken is not None:
+            shutil.rmtree(taken.path, ignore_errors=True)
+
+    def _drop_idle(self) -> None:
+        for name, taken in list(self._taken.items()):
+            if boot_ms() - taken.used_boot_ms >= _IDLE_MS:
+                self.drop(name)
+
+    def close(self) -> None:
+        """Remove all."""
+        for name in list(self._taken):
+            self.drop(name)
