@@ -115,6 +115,8 @@ class EndOffset(NamedTuple):
     sent_boot_ms: float
     high_watermark: int | None = None
     """The end of everything that was written, in open transactions too; None if that is ``offset``."""
+    epoch: int | None = None
+    """That of the log's last record, or a later one; None if the log has none."""
 
     @property
     def written_to(self) -> int:
@@ -124,7 +126,7 @@ class EndOffset(NamedTuple):
     def at_least(self, offset: int) -> EndOffset:
         """The same observation where the log is known to reach this offset."""
         if self.high_watermark is None or self.high_watermark <= offset:
-            return EndOffset(max(self.offset, offset), self.sent_boot_ms)
+            return EndOffset(max(self.offset, offset), self.sent_boot_ms, epoch=self.epoch)
         return self._replace(offset=max(self.offset, offset))
 
 

@@ -66,6 +66,9 @@ class CommittedOffset(NamedTuple):
 
     beat_epoch_ms: Mapping[str, int] = {}
     """When each writer's newest heartbeat was appended."""
+    pending_epoch: int | None = None
+    """The newest epoch of the log when ``pending_end`` was its end, None if unknown: a record before that end with
+    a later one was not there then."""
 
     @property
     def unproven_by_any(self) -> UnprovenRanges:

@@ -299,7 +299,7 @@ class KafkaConsumer:
                 if assigned is None or found.offset < 0 or not _counts(ends, assigned, assigned.end):
                     continue
                 if assigned.is_of_leader(found):
-                    answer = EndOffset(found.offset, ends.sent_boot_ms)
+                    answer = EndOffset(found.offset, ends.sent_boot_ms, epoch=found.leader_epoch)
                     if isolation_level is IsolationLevel.READ_COMMITTED:
                         assigned.stable = answer
                     else:

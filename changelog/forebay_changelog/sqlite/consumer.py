@@ -59,6 +59,7 @@ class _Assigned:
     wal_inode: int | None
     data_version: int = -1
     end: int = 0
+    end_epoch: int | None = None
     beginning: int = 0
     tombstone_floor: int = 0
     identity: str = ""
@@ -259,6 +260,7 @@ class SqliteConsumer:
             cursor.execute("BEGIN")
             try:
                 state = log_file.read_state(cursor, source.path)
+                source.end_epoch = log_file.read_newest_epoch(cursor)
                 truncated = proof is not None and not log_file.is_proven(cursor, proof)
                 first = cursor.execute("SELECT min(offset) FROM log").fetchone()[0]
                 cursor.execute(
@@ -295,7 +297,7 @@ class SqliteConsumer:
             records,
             after,
             after - position != len(records),
-            EndOffset(source.end, sent),
+            EndOffset(source.end, sent, epoch=source.end_epoch),
             source.beginning,
             source.tombstone_floor,
             source.identity,

@@ -188,6 +188,13 @@ def read_epochs(cursor: sqlite3.Cursor, first: int, last: int) -> list[tuple[int
     return cursor.fetchall()
 
 
+def read_newest_epoch(cursor: sqlite3.Cursor) -> int | None:
+    """The newest epoch, in which records may have been written or not; None if nobody has written yet."""
+    cursor.execute("SELECT epoch FROM epoch ORDER BY first_offset DESC LIMIT 1")
+    newest = cursor.fetchone()
+    return None if newest is None else int(newest[0])
+
+
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection, *, dry_run: bool = False) -> Iterator[sqlite3.Connection]:
     """A write transaction, rolled back on any error, and at the end of a ``dry_run``."""

@@ -150,12 +150,12 @@ def advance(
     position until the position reaches the end that the gap's response showed, or an offset beyond which a later
     response could not read.
     """
-    pending_end = before.pending_end
+    pending_end, pending_epoch = before.pending_end, before.pending_epoch
     if batch.gap:
-        pending_end = max(batch.end.offset, pending_end or 0)
+        pending_end, pending_epoch = max(batch.end.offset, pending_end or 0), _newest_epoch(before, batch)
     consistent = before.consistent_position
     if pending_end is None or batch.end_reached or batch.position >= pending_end:
-        consistent, pending_end = batch.position, None
+        consistent, pending_end, pending_epoch = batch.position, None, None
     reached = batch.position >= batch.end.offset and consistent == batch.position
     return CommittedOffset(
         position=batch.position,
@@ -177,7 +177,16 @@ def advance(
         epochs=_epochs_after(before, batch),
         unproven=fold.unproven,
         beat_epoch_ms=fold.beat_epoch_ms,
+        pending_epoch=pending_epoch,
     )
+
+
+def _newest_epoch(before: CommittedOffset, batch: Batch) -> int | None:
+    """The newest epoch of a log as far as the end that a batch states; None if that is not known."""
+    if batch.end.epoch is None:
+        return None
+    # Records may have come after the end was requested.
+    return max(batch.end.epoch, before.pending_epoch or 0, *(start.epoch for start in batch.epochs))
 
 
 def _has_begun(before: CommittedOffset) -> bool:

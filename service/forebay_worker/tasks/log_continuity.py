@@ -50,6 +50,10 @@ def continuity_fault(
         return StoreCorrupted(replaced_log(topic))
     if batch.end.offset < before.position:
         return LogCut(f"the log {topic!r} ends at {batch.end.offset}, before offset {before.position}")
+    if _replaces_what_compaction_followed(before, batch):
+        return LogCut(
+            f"the log {topic!r} has lost records before offset {before.pending_end}, by which it was compacted"
+        )
     if batch.truncated:
         return LogCut(f"the log {topic!r} has lost records before offset {before.position}, which were applied")
     began, may_begin_later = before.replay_beginning, spec.accept_uncompacted or not batch.is_beginning_fixed
@@ -76,3 +80,14 @@ def continuity_fault(
                 f"tombstones for {batch.tombstone_life_ms / 1000:.0f} s"
             )
     return None
+
+
+def _replaces_what_compaction_followed(before: CommittedOffset, batch: Batch) -> bool:
+    """Whether a batch has other records than those that were there when a gap was met.
+
+    What the gap left out was gone because of them: with others in their place it may be back, and was not read.
+    """
+    pending_end, epoch = before.pending_end, before.pending_epoch
+    if pending_end is None or epoch is None:
+        return False
+    return any(start.epoch > epoch and start.first_offset < pending_end for start in batch.epochs)
