@@ -70,6 +70,10 @@ class BuiltState:
         """
         possible = self._possible(partition, read)
         first = possible[0].eras.at(named_ms - LAG_FRESH_MS)
+        present = possible[0].eras.at(read.received_ms)
+        if possible[0].era < present and all(part.is_empty for part in possible):
+            # Of what was reset, nothing was sent before the cut.
+            possible = possible[-1].in_eras(possible[-1].era, present)
         possible = [part for part in possible if part.era >= first]
         if not possible:
             self._reset(partition, read)
@@ -192,6 +196,11 @@ class BuiltPartition:
             # What was before a beginning that has moved is taken for absent: nobody can tell of its deletion.
             other._show_version(item, self.log.history(item).same_in(other.log.history(item), index))
         return other
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was sent of it."""
+        return not self._shown
 
     def forget(self) -> None:
         """Nothing is shown any more."""

@@ -235,3 +235,10 @@ def test_a_stream_goes_on_in_a_log_that_lost_nothing_of_it():
     resumed = event("opened", 7_600.0, position=2, since=2)
     grown = values(8_100.0, (OTHER, 23), (KEY, 25), position=6, since=6)
     assert kinds_after_cut(*BEGUN, ENDED, resumed, grown, lag(since=6, position=6)) == set()
+
+
+def test_what_was_reset_and_not_sent_yet_needs_no_other_reset():
+    """The log was cut in between."""
+    opened = event("opened", 5_000.0)
+    sent = values(8_100.0, (OTHER, 23), (KEY, 25), position=6, since=6)
+    assert kinds_after_cut(opened, event("reset", 5_050.0), sent, lag(since=6, position=6)) == set()

@@ -92,7 +92,7 @@ async def test_a_stream_that_leaves_out_deletions_is_found(tmp_path, monkeypatch
 
 async def test_a_stream_without_the_reset_that_it_needs_is_found(tmp_path, monkeypatch):
     since = RecentChanges.since
-    monkeypatch.setattr(RecentChanges, "since", lambda recent, _, __: since(recent, recent._begin, recent.nonce))
+    monkeypatch.setattr(RecentChanges, "since", lambda recent, *_: since(recent, recent._begin, recent.nonce))
     assert await resumed(tmp_path, forgetting=True) == {"missing-change", "missing-deletion"}
 
 
