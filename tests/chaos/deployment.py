@@ -125,7 +125,7 @@ class Deployment:
         """A new router, not started yet."""
         (port,) = free_ports(1)
         name, listen = f"router-{len(self.routers)}", f"127.0.0.1:{port}"
-        seeds = ",".join(worker.address for worker in self.workers.values())
+        seeds = ",".join(worker.address for worker in list(self.workers.values()))
         # One router of a single process, one of several.
         processes = str(1 + len(self.routers) % 2)
         arguments = ["router", "--seeds", seeds, "--listen", listen, "--drain-ms", "300", "--processes", processes]
@@ -219,7 +219,7 @@ class Deployment:
         path = self.directory / "log" / "group.db"
         with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as connection:
             (leader,) = connection.execute("SELECT leader FROM grp").fetchone() or (None,)
-            return next((node for node in self.workers.values() if leader and leader in node.process_ids()), None)
+            return next((node for node in list(self.workers.values()) if leader and leader in node.process_ids()), None)
         return None
 
     def document(self, node: Node, path: str) -> Any:
@@ -248,7 +248,7 @@ class Deployment:
         for node in self.nodes:
             if node.meant_to_run and self.unready(node):
                 return self.unready(node)
-        replicas = min(2, sum(node.meant_to_run for node in self.workers.values()))
+        replicas = min(2, sum(node.meant_to_run for node in list(self.workers.values())))
         for router in self.routers.values():
             missing = self._missing_replicas(router, replicas)
             if missing:
@@ -264,7 +264,7 @@ class Deployment:
 
     def _missing_replicas(self, router: Node, replicas: int) -> str:
         rows = (self.document(router, "/v1/lags") or {}).get("lags", ())
-        nodes = [node for node in self.workers.values() if node.meant_to_run]
+        nodes = [node for node in list(self.workers.values()) if node.meant_to_run]
         running = {endpoint.address for node in nodes for endpoint in node.endpoints}
         held: dict[tuple[str, int], list[str]] = {}
         for row in rows:

@@ -153,7 +153,7 @@ class Faults:
     @contextlib.contextmanager
     def _restart_storm(self) -> Iterator[str]:
         for _ in range(STORM_STARTS):
-            for node in self._deployment.workers.values():
+            for node in list(self._deployment.workers.values()):
                 self._deployment.kill(node)
                 self._deployment.start(node)
             time.sleep(0.5)
@@ -231,7 +231,7 @@ def _damage_files(state_dir: Path, pattern: str, chooser: random.Random) -> None
 def _places_of_stores(deployment: Deployment) -> dict[tuple[int, int], str]:
     """By device and inode, which a move keeps, where each worker's stores are."""
     found: dict[tuple[int, int], str] = {}
-    for node in deployment.workers.values():
+    for node in list(deployment.workers.values()):
         assert node.state_dir is not None
         for path in node.state_dir.glob("**/rocksdb/*"):
             with contextlib.suppress(OSError):

@@ -26,7 +26,7 @@ _ANSWERED = frozenset({200, 404, 421})
 def sweep(deployment: Deployment, writer: Writer) -> Iterator[Read | Finding]:
     """The reads, and a finding for each that a replica did not answer."""
     with httpx.Client(timeout=PATIENCE_S) as http:
-        for worker in deployment.workers.values():
+        for worker in list(deployment.workers.values()):
             if worker.meant_to_run:
                 for endpoint, store in itertools.product(worker.endpoints, _STORES):
                     yield from _sweep_store(http, deployment, writer, endpoint, store)
