@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, cast
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from forebay.errors import BadParameter, NotReady, Problem, UnknownStore
 from forebay.store_spec import StoreSpec
@@ -28,12 +29,13 @@ from forebay_console.answer_schemas import (
 )
 from forebay_console.health import health_answer
 from forebay_console.history import Bounds, History, history_answer
-from forebay_console.timeline import Timeline
+from forebay_console.timeline import Timeline, TimelineEvent
 from forebay_web.application import respond, responses
 from forebay_web.health.findings import findings_of, gravest_first
 from forebay_web.health.replica_states import ReplicaState, condition, first_replica, in_order_of_reads
 from forebay_web.health.store_counts import StoreCounts
 from forebay_web.health.survey import Survey, Surveyed
+from forebay_web.request_guard import sees
 
 _MAX_PARTITIONS = 1_000
 _DEFAULT_PARTITIONS = 200
@@ -162,13 +164,20 @@ def add_console_routes(app: FastAPI, console: Console, bounds: Bounds | None) ->
     async def health(request: Request) -> Response:
         """What is served, within what age, by how many workers; what is wrong, and the remedy."""
         text_parameters(request.scope["query_string"])
-        return respond(json_answer(console.health()))
+        answer = console.health()
+        shown = [one for one in answer.stores if sees(request.scope, one.store)]
+        if len(shown) < len(answer.stores):
+            # What concerns several stores names them in its text.
+            names = {one.store for one in shown}
+            answer = replace(answer, stores=shown, findings=[one for one in answer.findings if one.store in names])
+        return respond(json_answer(answer))
 
     @get("/v1/timeline", "timeline", TimelineAnswer, BadParameter)
     async def timeline(request: Request) -> Response:
         """What changed of late: assignments, promotions, restores, workers."""
         text_parameters(request.scope["query_string"])
-        return respond(json_answer(TimelineAnswer(console.timeline.events())))
+        events = console.timeline.events()
+        return respond(json_answer(TimelineAnswer([one for one in events if _is_shown(one, request)])))
 
     @get(
         "/v1/stores/{store}/replicas",
@@ -201,6 +210,10 @@ def add_console_routes(app: FastAPI, console: Console, bounds: Bounds | None) ->
         after_ms = natural_parameters(request.scope["query_string"], after_ms=0)["after_ms"]
         store = console.process.spec(request.path_params["store"]).name
         return respond(json_answer(history_answer(store, console.history.samples(store), bounds, after_ms)))
+
+
+def _is_shown(event: TimelineEvent, request: Request) -> bool:
+    return event.store is None or sees(request.scope, event.store)
 
 
 def _parameter(name: str, text: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from forebay.bearer_tokens import BearerTokens, TokenHolder, TokensFile
 from forebay.errors import Forbidden, SettingError
+from forebay.grants import GrantedTokens
 from forebay.logs import LogThrottle
 from forebay.settings.table import TierSettings
 
@@ -39,15 +40,23 @@ def make_authenticator(settings: TierSettings) -> Authenticator | None:
     """The authenticator that the settings ask for, None if they ask for none; raises ``SettingError``."""
     name, tokens_file, issuer = settings.authenticator, settings.auth_tokens_file, settings.auth_jwt_issuer
     if name is not None:
-        for other, given in (("--auth-tokens-file", tokens_file), ("--auth-jwt-issuer", issuer)):
+        given_beside = {"--auth-tokens-file": tokens_file, "--auth-jwt-issuer": issuer}
+        for other, given in {**given_beside, "--grants-file": settings.grants_file}.items():
             if given is not None:
                 raise SettingError(f"--authenticator and {other} are both given; leave one of them out.")
         return _installed(name)
     file = None if tokens_file is None else TokensFile(tokens_file)
-    if issuer is None:
-        return file
-    issued = _issued(settings, issuer)
-    return issued if file is None else _EitherTokens(file, issued)
+    tokens: BearerTokens | None = file
+    if issuer is not None:
+        issued = _issued(settings, issuer)
+        tokens = issued if file is None else _EitherTokens(file, issued)
+    if settings.grants_file is None:
+        return tokens
+    if tokens is None:
+        raise SettingError(
+            "--grants-file needs to know who is who: name tokens with --auth-tokens-file or --auth-jwt-issuer."
+        )
+    return GrantedTokens(tokens, settings.grants_file)
 
 
 def _issued(settings: TierSettings, issuer: str) -> BearerTokens:
@@ -69,9 +78,6 @@ class _EitherTokens(BearerTokens):
     def __init__(self, file: BearerTokens, issued: BearerTokens) -> None:
         self._file = file
         self._issued = issued
-
-    def authenticate(self, method: str, path: str, authorization: bytes) -> None:
-        self._of(authorization).authenticate(method, path, authorization)
 
     def holder(self, authorization: bytes) -> TokenHolder:
         return self._of(authorization).holder(authorization)

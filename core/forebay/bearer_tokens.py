@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from forebay.bounded_cache import remembered
 from forebay.clock import boot_ms
@@ -65,18 +66,22 @@ class TokenHolder(NamedTuple):
 
     digest: bytes
     until_ms: int | None
+    name: str = ""
+    """Whose it is: its name in a tokens file, or the subject that its issuer states."""
+    claims: Mapping[str, Any] = MappingProxyType({})
+    """All that its issuer states."""
 
 
 class BearerTokens(ABC):
     """Accepts requests with certain tokens, of which tickets can be made."""
 
-    @abstractmethod
     def authenticate(self, method: str, path: str, authorization: bytes) -> None:
         """Return None to allow a request; raise ``Unauthenticated`` to refuse it."""
+        self.holder(authorization)
 
     @abstractmethod
     def holder(self, authorization: bytes) -> TokenHolder:
-        """A request's token; raises as ``authenticate`` does."""
+        """A request's token, the same object as long as nothing has changed; raises ``Unauthenticated``."""
 
     @abstractmethod
     def is_accepted(self, holder: TokenHolder, now_epoch_ms: float) -> bool:
@@ -91,51 +96,53 @@ class TokensFile(BearerTokens):
     """Accepts every request with one of a file's tokens.
 
     Each line is ``NAME TOKEN`` or ``NAME sha256:HEX``, with the SHA-256 of the token; empty lines and those that
-    begin with ``#`` are ignored. A token has at least ``MIN_TOKEN_CHARACTERS``, of
-    which a digest shows nothing. The name is for people who read the file; several lines may have the same name.
-    The file is read again within a second of a change. Raises ``SettingError`` naming file and line.
+    begin with ``#`` are ignored. A token has at least ``MIN_TOKEN_CHARACTERS``, of which a digest shows nothing.
+    Several lines may have the same name. The file is read again within a second of a change. Raises
+    ``SettingError`` naming file and line.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = boot_ms) -> None:
-        self._file = ReloadedFile(path, _read_digests, clock, secrets=(path,))
-        self._digests = self._file()
-        self._let_in: set[bytes] = set()
-        """Headers that contain one of these tokens."""
+        self._file = ReloadedFile(path, _read_names, clock, secrets=(path,))
+        self._names = self._file()
+        self._let_in: dict[bytes, TokenHolder] = {}
+        """By headers that contain one of these tokens."""
 
-    def authenticate(self, method: str, path: str, authorization: bytes) -> None:
-        """Raise ``Unauthenticated`` unless the request has one of the file's tokens."""
-        digests = self._file()
-        if digests is not self._digests:
-            self._digests, self._let_in = digests, set()
-        # Sets are searched by hash: the time that takes does not reveal how much of a token was right.
-        if authorization not in self._let_in:
-            self.holder(authorization)
+    def holder(self, authorization: bytes) -> TokenHolder:
+        names = self._file()
+        if names is not self._names:
+            self._names, self._let_in = names, {}
+        # Searched by hash: the time that takes does not reveal how much of a token was right.
+        found = self._let_in.get(authorization)
+        if found is None:
+            found = self._found(authorization)
             if len(self._let_in) < _MAX_REMEMBERED and len(authorization) <= _MAX_REMEMBERED_BYTES:
-                self._let_in.add(authorization)
+                self._let_in[authorization] = found
+        return found
 
     def is_accepted(self, holder: TokenHolder, now_epoch_ms: float) -> bool:
         return holder.until_ms is None and holder.digest in self._file()
 
     def digests(self) -> frozenset[bytes]:
-        return self._file()
+        return frozenset(self._file())
 
-    def holder(self, authorization: bytes) -> TokenHolder:
+    def _found(self, authorization: bytes) -> TokenHolder:
         token = token_of(authorization)
         if token is None:
             raise Unauthenticated("The request has no token; send the header Authorization: Bearer TOKEN.")
         digest = hashlib.sha256(token).digest()
-        if not token or digest not in self._digests:
+        if not token or digest not in self._names:
             raise Unauthenticated("The request's token is not known here.")
-        return TokenHolder(digest, None)
+        return TokenHolder(digest, None, self._names[digest])
 
 
-def _read_digests(text: str) -> frozenset[bytes]:
-    digests = set()
+def _read_names(text: str) -> Mapping[bytes, str]:
+    """The names of tokens by their digests."""
+    names: dict[bytes, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         try:
-            _, token = line.split()
+            name, token = line.split()
             digest = _digest(token)
         except ValueError:
             # The line itself contains a secret.
@@ -147,10 +154,10 @@ def _read_digests(text: str) -> frozenset[bytes]:
             )
         if digest == _OF_NOTHING:
             raise ValueError(f"line {number} has the digest of nothing: the token was not set when it was made")
-        digests.add(digest)
-    if not digests:
+        names[digest] = name
+    if not names:
         raise ValueError("it contains no token")
-    return frozenset(digests)
+    return names
 
 
 def _digest(token: str) -> bytes:

@@ -137,8 +137,8 @@ class JwtTokens(BearerTokens):
         self._clock = clock
         self._keys = IssuerKeys(trust)
         self._checked_with: KeySet | None = None
-        self._accepted: dict[bytes, float] = {}
-        """By header until when, in milliseconds since 1970."""
+        self._accepted: dict[bytes, TokenHolder] = {}
+        """By header."""
         self._claims = jwt.JWTClaimsRegistry(
             leeway=LEEWAY_S,
             iss={"essential": True, "value": trust.issuer},
@@ -146,18 +146,19 @@ class JwtTokens(BearerTokens):
             exp={"essential": True},
         )
 
-    def authenticate(self, method: str, path: str, authorization: bytes) -> None:
+    def holder(self, authorization: bytes) -> TokenHolder:
         """Raise ``Unauthenticated`` unless the request has a token of the issuer, and ``NotReady`` as long as the
         issuer's keys were never fetched."""
         if self._keys.current is not self._checked_with:
             self._checked_with, self._accepted = self._keys.current, {}
-        until_ms = self._accepted.get(authorization)
-        if until_ms is None or self._clock() >= until_ms:
-            holder = self.holder(authorization)
+        found = self._accepted.get(authorization)
+        if found is None or self._clock() >= (found.until_ms or 0):
+            found = self._checked(authorization)
             if len(self._accepted) >= _MAX_REMEMBERED:
                 self._accepted.clear()
-            if holder.until_ms is not None and len(authorization) <= _MAX_REMEMBERED_BYTES:
-                self._accepted[authorization] = holder.until_ms
+            if len(authorization) <= _MAX_REMEMBERED_BYTES:
+                self._accepted[authorization] = found
+        return found
 
     def close(self) -> None:
         """Follow the issuer's keys no more."""
@@ -170,7 +171,7 @@ class JwtTokens(BearerTokens):
         """None: how long a token is accepted, it says itself."""
         return frozenset()
 
-    def holder(self, authorization: bytes) -> TokenHolder:
+    def _checked(self, authorization: bytes) -> TokenHolder:
         token, keys = token_of(authorization), self._keys.current
         if token is None:
             raise Unauthenticated("The request has no token; send the header Authorization: Bearer TOKEN.")
@@ -191,7 +192,7 @@ class JwtTokens(BearerTokens):
             ) from None
         except (JoseError, ValueError, OverflowError) as error:
             raise Unauthenticated(f"The request's token is not accepted: {self._reason(error)}.") from None
-        return TokenHolder(hashlib.sha256(token).digest(), until_ms)
+        return TokenHolder(hashlib.sha256(token).digest(), until_ms, str(claims.get("sub", "")), claims)
 
     def _reason(self, error: Exception) -> str:
         """What is wrong with a token; what is in it is not repeated."""

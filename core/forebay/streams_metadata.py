@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -98,6 +98,16 @@ class StreamsMetadata:
     """The processes that the group knows at this address: two while one replaces another, none if the worker that
     tells it is older than this member."""
 
+    def limited_to(self, stores: Set[str], topics: Set[str]) -> StreamsMetadata:
+        """The same of some stores and their topics alone."""
+        return replace(
+            self,
+            active_topic_partitions=frozenset(tp for tp in self.active_topic_partitions if tp.topic in topics),
+            standby_topic_partitions=frozenset(tp for tp in self.standby_topic_partitions if tp.topic in topics),
+            active_store_names=self.active_store_names & stores,
+            standby_state_store_names=self.standby_state_store_names & stores,
+        )
+
 
 @dataclass(frozen=True)
 class KeyQueryMetadata:
@@ -176,6 +186,16 @@ class StreamsMetadataState:
 
     stores: Mapping[str, StoreSpec]
     map: ClusterMap = field(default_factory=ClusterMap)
+
+    def limited_to(self, sees: Callable[[str], bool]) -> StreamsMetadataState:
+        """The same with those stores alone that are to be seen; whoever holds none of them is left out."""
+        stores = {name: spec for name, spec in self.stores.items() if sees(name)}
+        if len(stores) == len(self.stores):
+            return self
+        topics = {spec.topic for spec in stores.values()}
+        hosts = [host.limited_to(stores.keys(), topics) for host in self.map.hosts]
+        held = tuple(host for host in hosts if host.active_topic_partitions or host.standby_topic_partitions)
+        return StreamsMetadataState(stores, ClusterMap(self.map.generation, held))
 
     def on_change(self, newer: ClusterMap) -> bool:
         """Adopt a map unless it is older than the known one; returns whether it was adopted."""

@@ -56,6 +56,7 @@ from forebay_web.posted_cursor import continued, cursor_of_body
 from forebay_web.processes.group_metrics import GroupMetrics
 from forebay_web.processes.process_group import ProcessGroup, ProcessReport
 from forebay_web.processes.process_slot import SINGLE_PROCESS, ProcessSlot
+from forebay_web.request_guard import access_of, require_followed, require_listed
 from forebay_web.routes import (
     BATCH_ROUTE,
     CHANGES_ROUTE,
@@ -124,6 +125,7 @@ def _stream_endpoint(router: Router, metrics: RouterMetrics, feeds: ChangesFeeds
             parameters = parse_parameters(query, route.parameters)
             spec = parameters.written(router.spec(store))
             selection = make_selection(spec, parameters)
+            require_followed(request.scope, spec, parameters)
             source = RoutedSource(router, selection, parameters, query)
             timeout_ms = router.timeout_ms(parameters)
             response = await open_stream(
@@ -257,6 +259,8 @@ async def _list(
     store, key = request.path_params["store"], request.path_params.get("key")
     segment = None if key is None else key.encode("ascii")
     path, query = request.scope["path"].encode("ascii"), request.scope["query_string"]
+    if segment is None:
+        require_listed(request.scope, store, parameters)
     peer = router.limits.peers.of(request.scope)
     with contextlib.ExitStack() as admission:
         admission.enter_context(router.admitted(peer, parameters))
@@ -324,7 +328,7 @@ def _batch_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request
             except Problem as problem:
                 metrics.count(BATCH_ROUTE.path, problem.status, store, problem.name)
                 return respond(problem_answer(problem))
-            batch = batch_get(router, metrics, store, query, body, peer, memory)
+            batch = batch_get(router, metrics, store, query, body, peer, memory, access_of(request.scope))
             return HeldResponse(respond(await for_client(request, batch)), held.pop_all())
 
     return endpoint

@@ -53,6 +53,7 @@ from forebay_web.posted_cursor import continued, cursor_of_body
 from forebay_web.processes.group_metrics import GroupMetrics
 from forebay_web.processes.process_group import ProcessGroup, ProcessReport
 from forebay_web.processes.process_slot import SINGLE_PROCESS, ProcessSlot
+from forebay_web.request_guard import access_of, require_listed
 from forebay_web.routes import (
     BATCH_ROUTE,
     CHANGES_ROUTE,
@@ -250,6 +251,8 @@ async def _read(
         assert segment is not None
         await worker.reads.bring(store, segment, parameters)
         return worker.reads.key(store, parameters).answer(segment)
+    if segment is None:
+        require_listed(request.scope, store, parameters)
     frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
     requested_page_bytes = request.headers.get("forebay-page-bytes", "")
     page_bytes = (
@@ -306,6 +309,8 @@ async def _batch(
     reads = worker.reads
     until = begun_boot_ms + _wait_ms(worker, parameters, request.headers)
     spec = reads.batch_spec(request.path_params["store"], parameters)
+    if (access := access_of(request.scope)) is not None:
+        await in_turns(access.require_keys("read", spec, keys.values))
     located = await reads.locate_in_turns(spec, keys, parameters)
     read_boot_ms, waited_ms, held_bytes = boot_ms(), 0.0, memory.amount
 

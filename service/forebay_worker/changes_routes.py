@@ -15,6 +15,7 @@ from forebay.wire.answers import NO_STORE, HttpAnswer, problem_answer
 from forebay.wire.batches import MAX_BODY_BYTES
 from forebay.wire.parameters import WORKER_PARAMETERS, ReadParameters, parse_parameters
 from forebay_web.application import body_of, respond
+from forebay_web.request_guard import require_followed
 from forebay_web.routes import STORE_CHANGES_ROUTE, Endpoint, add_store_changes_route, crashes_counted
 from forebay_web.store_changes.cursors import ChangesCursor
 from forebay_web.store_changes.endpoint import open_stream
@@ -76,6 +77,7 @@ def _stream_endpoint(
         try:
             parameters = parse_parameters(request.scope["query_string"], _PARAMETERS)
             selection = changes.selection(request.path_params["store"], parameters)
+            require_followed(request.scope, selection.spec, parameters)
             held = changes.held(selection, parameters.partition)
             source = HeldSource(changes, selection, parameters, held)
             timeout_ms = parameters.allowed_ms(worker.settings.request_timeout_ms)
@@ -97,6 +99,7 @@ def _pages_endpoint(worker: Worker, metrics: WorkerMetrics, changes: StoreChange
             try:
                 parameters = parse_parameters(request.scope["query_string"], _PARAMETERS)
                 selection = changes.selection(request.path_params["store"], parameters)
+                require_followed(request.scope, selection.spec, parameters)
                 body = await body_of(request, MAX_BODY_BYTES, memory)
                 wanted = PagesRequest.decode(body, selection.spec.partitions)
                 limit = worker.limits.waiting if wanted.wait_ms else worker.limits.requests

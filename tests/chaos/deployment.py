@@ -219,7 +219,9 @@ class Deployment:
         path = self.directory / "log" / "group.db"
         with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as connection:
             (leader,) = connection.execute("SELECT leader FROM grp").fetchone() or (None,)
-            return next((node for node in list(self.workers.values()) if leader and leader in node.process_ids()), None)
+            return next(
+                (node for node in list(self.workers.values()) if leader and leader in node.process_ids()), None
+            )
         return None
 
     def document(self, node: Node, path: str) -> Any:

@@ -22,8 +22,9 @@ import pytest
 import forebay_router.command
 import forebay_worker.command
 from examples.ports import free_ports
+from forebay.authentication import make_authenticator
 from forebay.clock import boot_ms
-from forebay.errors import Overloaded, SettingError, TopicMissing
+from forebay.errors import Forbidden, Overloaded, SettingError, TopicMissing
 from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
 from forebay.settings import RouterSettings, Tier, WorkerSettings, load_settings, settings_for
 from forebay.store_spec import StoreSpec
@@ -357,6 +358,17 @@ def accepts_an_issuers_tokens(tier: Tier, stage: Stage, _: Built) -> None:
         assert stage.get("tokens", tier, KEY, authorization=f"Bearer {token}").status_code == status
 
 
+def holds_to_grants(tier: Tier, stage: Stage, built: Built) -> None:
+    """What is granted to nobody is allowed to nobody, though their token is known."""
+    (stage.directory / "nothing").write_text("")
+    given = {"auth_tokens_file": f"{stage.directory}/accepted", "grants_file": f"{stage.directory}/nothing"}
+    settings = built.worker_settings(**given) if tier == "worker" else built.router_settings(**given)
+    authenticator = make_authenticator(settings)
+    assert authenticator is not None
+    with pytest.raises(Forbidden):
+        authenticator.authenticate("GET", KEY, header_of("client").encode())
+
+
 def asks_the_authenticator(tier: Tier, stage: Stage, _: Built) -> None:
     for path in (KEY, f"/v1/stores/{STORE}"):
         # A worker's other process may have the key.
@@ -419,6 +431,7 @@ BOTH: dict[str, Callable[[Tier, Stage, Built], None]] = {
     "auth_jwt_issuer": accepts_an_issuers_tokens,
     "auth_jwt_audience": accepts_an_issuers_tokens,
     "auth_jwks_url": accepts_an_issuers_tokens,
+    "grants_file": holds_to_grants,
     "authenticator": asks_the_authenticator,
     "ticket_key_file": signs_tickets_with_the_key,
     "allow_anonymous": may_be_anonymous,

@@ -435,7 +435,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "rebuild-of-what-is-read",
             "a store of another log is not read while it is rebuilt",
-            "forebay_worker.tasks.recovery:Recovery._rebuild",
+            "forebay_worker.tasks.recovery:Recovery._replace",
             "replica.invalidate()",
             "pass",
             "service/tasks/test_recovery.py::test_replaced_logs_store_is_never_served",
@@ -671,8 +671,8 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "any-token-accepted",
             "only a token of the file is accepted",
-            "forebay.bearer_tokens:TokensFile.holder",
-            "digest not in self._digests",
+            "forebay.bearer_tokens:TokensFile._found",
+            "digest not in self._names",
             "False",
             "core/test_bearer_tokens.py::test_anything_else_is_refused",
         ),

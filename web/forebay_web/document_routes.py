@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
@@ -42,6 +43,7 @@ from forebay.wire.documents import (
 )
 from forebay.wire.parameters import partition_parameter, text_parameters
 from forebay_web.application import respond, responses
+from forebay_web.request_guard import sees
 
 
 class Introspectable(Protocol):
@@ -103,7 +105,8 @@ def add_document_routes(
     async def stores(request: Request) -> Response:
         """Every store: kind, codecs, partitions."""
         _take_none(request)
-        listed = stores_answer(*described.application(), described.metadata.stores.values())
+        shown = [spec for name, spec in described.metadata.stores.items() if sees(request.scope, name)]
+        listed = stores_answer(*described.application(), shown)
         return respond(json_answer(listed))
 
     @get("/v1/stores/{store}", "describe_store", StoreDescription, UnknownStore)
@@ -116,7 +119,8 @@ def add_document_routes(
     async def all_metadata(request: Request) -> Response:
         """StreamsMetadata of every host, as of the newest generation known here."""
         _take_none(request)
-        return respond(json_answer(map_answer(*described.application(), described.metadata)))
+        shown = described.metadata.limited_to(partial(sees, request.scope))
+        return respond(json_answer(map_answer(*described.application(), shown)))
 
     @get("/v1/metadata/stores/{store}", "metadata_for_store", StoreMetadataAnswer, UnknownStore)
     async def store_metadata(request: Request, store: str) -> Response:
@@ -164,13 +168,18 @@ def add_document_routes(
         store = text_parameters(request.scope["query_string"], "store").get("store")
         if store is not None:
             described.spec(store)
-        return respond(json_answer({"lags": await in_turns(described.replica_rows(store))}))
+        rows = (row for row in described.replica_rows(store) if sees(request.scope, _store_of(row)))
+        return respond(json_answer({"lags": await in_turns(rows)}))
 
     @get("/v1/status", "status", status_shape)
     async def status(request: Request) -> Response:
         """This process: tier, incarnation, sequence, state, generation, and more by tier."""
         _take_none(request)
         return respond(json_answer(await status_of()))
+
+
+def _store_of(row: Any) -> str:
+    return str(row["store"] if isinstance(row, Mapping) else row.store)
 
 
 def _take_none(request: Request) -> None:

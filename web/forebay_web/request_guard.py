@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forebay.authentication import Authenticator
 from forebay.errors import BadRequest, HostNotAllowed, Problem
+from forebay.grants import Access, GrantedTokens
 from forebay.process_identity import IDENTITY_PATH
+from forebay.store_spec import StoreSpec
 from forebay.wire.answers import problem_answer
+from forebay.wire.batches import read_batch_keys
+from forebay.wire.parameters import ReadParameters
 from forebay_web.hosts import AllowedHosts
 from forebay_web.tickets import TICKET, TICKET_HOLDER, Tickets
 
@@ -21,6 +25,7 @@ SNAPSHOTS_PATH = "/v1/snapshots"
 CONSOLE_PATH = "/console"
 """The page and, below, its files. They contain no data; what the page requests needs a token."""
 
+_ACCESS = "forebay.access"
 _LATER_REFUSAL = "forebay.later_refusal"
 _UNKNOWN = "forebay.unknown"
 _MAX_SHOWN_BYTES = 255
@@ -29,6 +34,37 @@ _MAX_SHOWN_BYTES = 255
 def is_unknown(scope: Scope) -> bool:
     """Whether a request to an open path comes from somebody who would get nothing else."""
     return bool(scope.get(_UNKNOWN, False))
+
+
+def access_of(scope: Scope) -> Access | None:
+    """What the principal of a request may do, None if nothing is said of that, so that all is allowed."""
+    found: Access | None = scope.get(_ACCESS)
+    return found
+
+
+def sees(scope: Scope, store: str) -> bool:
+    """Whether a request may see that there is a store."""
+    access = access_of(scope)
+    return access is None or access.sees(store)
+
+
+def require_listed(scope: Scope, store: str, parameters: ReadParameters) -> None:
+    """Raise ``Forbidden`` unless a request may list all keys that it selects."""
+    access = access_of(scope)
+    if access is not None:
+        access.require_range("list", store, (parameters.prefix or b"").decode("utf-8", "replace"))
+
+
+def require_followed(scope: Scope, spec: StoreSpec, parameters: ReadParameters) -> None:
+    """Raise ``Forbidden`` unless a request may follow all keys that it selects; raises ``BadRequest``."""
+    access = access_of(scope)
+    if access is None:
+        return
+    if parameters.keys is None:
+        access.require_range("follow", spec.name, (parameters.prefix or b"").decode("utf-8", "replace"))
+    else:
+        keys = read_batch_keys(b'{"keys":%b}' % parameters.keys).values
+        deque(access.require_keys("follow", spec, keys), maxlen=0)
 
 
 def _path(scope: Scope) -> str:
@@ -92,6 +128,7 @@ class Guard:
     ) -> None:
         self._app = app
         self._authenticator = authenticator
+        self._granted = authenticator if isinstance(authenticator, GrantedTokens) else None
         self._tickets = tickets
         self._refusals = refusals
 
@@ -117,9 +154,10 @@ class Guard:
         if len(given) > 1:
             return BadRequest("The request has more than one Authorization header; send one.")
         try:
-            self._authenticator.authenticate(
-                scope["method"], _path(scope), given[0].strip(b" \t") if given else b""
-            )
+            authorization = given[0].strip(b" \t") if given else b""
+            self._authenticator.authenticate(scope["method"], _path(scope), authorization)
+            if self._granted is not None:
+                scope[_ACCESS] = self._granted.access(authorization)
         except Problem as problem:
             return problem
         return None

@@ -23,6 +23,7 @@ from forebay.authentication import Authenticator
 from forebay.bearer_tokens import BearerTokens, TokenHolder
 from forebay.clock import epoch_ms
 from forebay.errors import Forbidden, Unauthenticated
+from forebay.grants import GrantedTokens, Needed
 from forebay.reloaded_file import ReloadedFile
 from forebay.wire.parameters import has_too_many, split_query
 
@@ -165,9 +166,14 @@ class Tickets:
                 "authenticator."
             )
         signing = self._key()
-        digest, until_ms = _NOBODY if self._tokens is None else self._tokens.holder(authorization)
+        if isinstance(self._tokens, GrantedTokens):
+            access = self._tokens.access(authorization)
+            access.require(Needed("follow", store, key))
+            if key is None:
+                access.require_range("follow", store, "")
+        holder = _NOBODY if self._tokens is None else self._tokens.holder(authorization)
         expires_ms = int(self._clock()) + TICKET_LIFETIME_MS
-        ticket = Ticket(_holder(digest, signing), store, key, expires_ms, until_ms=until_ms)
+        ticket = Ticket(_holder(holder.digest, signing), store, key, expires_ms, until_ms=holder.until_ms)
         return sign(ticket, signing), expires_ms
 
     def open(self, text: str, method: str, path: str) -> TokenHolder:

@@ -148,6 +148,10 @@ class TierSettings:
     )
     auth_jwt_audience: str | None = setting("Whom the issuer's tokens must be for, by their claim `aud`.")
     auth_jwks_url: str | None = setting("URL of the issuer's keys, if discovery does not find it.")
+    grants_file: Path | None = setting(
+        "File of grants, tables in TOML that say who may do what with which stores. With it, what is not granted "
+        "is not allowed. The file is read again when it changes."
+    )
     authenticator: str | None = setting(
         "Name of an entry point in the group `forebay.authenticators` that authenticates requests instead of a "
         "tokens file."

@@ -16,6 +16,7 @@ from urllib.parse import quote
 from forebay.clock import boot_ms
 from forebay.errors import AnswerTooLarge, NotHostedHere, Problem
 from forebay.event_loop_turns import in_turns
+from forebay.grants import Access
 from forebay.lag import UNLIMITED, Tolerance
 from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.store_spec import StoreSpec
@@ -72,9 +73,19 @@ class _ResultGroup(NamedTuple):
 
 
 async def batch_get(
-    router: Router, metrics: RouterMetrics, store: str, query: bytes, body: bytes, peer: Peer, memory: Held
+    router: Router,
+    metrics: RouterMetrics,
+    store: str,
+    query: bytes,
+    body: bytes,
+    peer: Peer,
+    memory: Held,
+    access: Access | None = None,
 ) -> HttpAnswer | LargeAnswer:
-    """Answer a peer's ``batch-get`` whose body has arrived, and count it; what arrives is held in ``memory``."""
+    """Answer a peer's ``batch-get`` whose body has arrived, and count it; what arrives is held in ``memory``.
+
+    With an ``access``, each key has to be within it.
+    """
     begun_boot_ms = boot_ms()
     answer: HttpAnswer | LargeAnswer
     try:
@@ -84,6 +95,8 @@ async def batch_get(
         deadline = router.deadline(parameters)
         with router.admitted(peer, parameters):
             keys = await read_batch(body)
+            if access is not None:
+                await in_turns(access.require_keys("read", spec, keys.values))
             if keys.large:
                 memory.take(len(body))
             tolerance = router.tolerance(spec, parameters)

@@ -6,6 +6,7 @@ from collections import Counter
 
 from forebay.authentication import Authenticator
 from forebay.errors import Problem
+from forebay.grants import GrantedTokens
 from forebay.wire.answers import HttpAnswer, problem_answer
 from forebay_web.fast_path.protocol import FastPathProtocol, Handlers, KeyHandler, Outcome, left_to_slow_path
 from forebay_web.fast_path.recogniser import RecognisedBatch, RequestTemplate
@@ -26,6 +27,7 @@ class _Guarded:
     def __init__(self, handlers: Handlers, authenticator: Authenticator, refusals: Counter[int]) -> None:
         self._handlers = handlers
         self._authenticator = authenticator
+        self._granted = authenticator if isinstance(authenticator, GrantedTokens) else None
         self._refusals = refusals
 
     def key(self, template: RequestTemplate) -> KeyHandler:
@@ -49,9 +51,18 @@ class _Guarded:
     def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> Outcome:
         try:
             self._authenticator.authenticate(*request.target(), request.template.authorization)
+            if self._limits_keys(request.template):
+                # Each of them has to be looked at.
+                return None
         except Problem as problem:
             return self._refused(problem)
         return self._handlers.batch(request, protocol)
+
+    def _limits_keys(self, template: RequestTemplate) -> bool:
+        """Whether whoever sends a batch may read some keys of its store only."""
+        if self._granted is None:
+            return False
+        return "" not in self._granted.access(template.authorization).prefixes("read", template.store)
 
     def _refused(self, problem: Problem) -> HttpAnswer:
         self._refusals[problem.status] += 1
