@@ -100,6 +100,9 @@ class KeyChanges:
         until = boot_ms() + self._wait_ms
         with self._waits.one(self._peer) as pause:
             while True:
+                if self._spec.ttl_ms is not None and boot_ms() >= self._lag_due_boot_ms:
+                    # No record tells that a value has expired.
+                    self._stale = True
                 if self._stale:
                     await self._reads.bring(self._spec.name, self._segment, self._parameters)
                 try:
@@ -115,9 +118,7 @@ class KeyChanges:
         progress = replica.view.progress
         # A lag event describes the position in it: nothing may have been applied unnoticed in between.
         behind = progress.position != self._read_at or progress.applying_to != self._read_at
-        # No record tells that a value has expired.
-        may_have_expired = lag_due and self._spec.ttl_ms is not None
-        if self._stale or may_have_expired or (lag_due and behind):
+        if self._stale or (lag_due and behind):
             event = self._changed(replica)
             if event is not None:
                 return event

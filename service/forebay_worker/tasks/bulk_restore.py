@@ -45,6 +45,7 @@ MAX_BYTES_IN_MEMORY = 96 << 20
 """Bytes that one restore process collects before it writes a file."""
 _PATIENCE_S = 10.0
 _STOP_CHECK_S = 0.1
+_STOP_PATIENCE_S = 5.0
 _SILENCE_MS = 60_000.0
 """A process that does something says so every few seconds."""
 
@@ -197,7 +198,8 @@ class BulkRestore:
             for child in self._children:
                 child.kill()
         for thread in self._threads:
-            thread.join()
+            # One that waits for another worker's answer ends by itself.
+            thread.join(_STOP_PATIENCE_S)
         self.delete_leftovers()
 
     def _run(self) -> None:
