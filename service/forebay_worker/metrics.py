@@ -135,13 +135,13 @@ class WorkerMetrics(Collector):
             labels = [store, str(partition)]
             held, lag = self._worker.admission.proven_lag(replica)
             role.add_metric([*labels, held], 1)
-            applied.add_metric(labels, replica.records_applied)
+            applied.add_metric(labels, replica.records.applied)
             failed.add_metric(labels, int(replica.stopped_by is not None))
             open_transaction.add_metric(labels, replica.open_transaction_ms(boot_ms()) / 1000)
             if replica.spec.retention_ms is not None:
-                ahead.add_metric(labels, replica.records_ahead)
+                ahead.add_metric(labels, replica.records.ahead)
             if replica.spec.external:
-                skipped.add_metric(labels, replica.records_skipped)
+                skipped.add_metric(labels, replica.records.skipped)
             restoration = self._worker.tasks.bulk_restore.restoring(replica)
             if restoration is not None:
                 restored.add_metric(labels, restoration.records)

@@ -102,8 +102,8 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
         **_restored(replica, after),
     )
     replica.key_watchers.wake(map(replica.spec.stored_keys.prefix_of, fold.changes))
-    replica.records_applied += len(batch.records)
-    replica.records_skipped += skipped
+    replica.records.applied += len(batch.records)
+    replica.records.skipped += skipped
     replica.note_ahead(fold.ahead)
     if stopped_by is not None:
         raise stopped_by
@@ -152,16 +152,12 @@ def progress_at_open(committed: CommittedOffset, now_boot_ms: float, now_epoch_m
         None if moment is None or moment > now_boot_ms else moment for moment in (until, as_of, reached)
     )
     return Progress(
-        committed.position,
-        committed.content_before,
-        committed.consistent_position,
-        0,
-        None,
-        0.0,
-        until,
-        as_of,
-        None,
-        reached,
+        position=committed.position,
+        applying_to=committed.content_before,
+        consistent_position=committed.consistent_position,
+        last_caught_up_boot_ms=until,
+        as_of_boot_ms=as_of,
+        end_reached_boot_ms=reached,
     )
 
 
@@ -212,17 +208,15 @@ def _is_misplaced(replica: Replica, key: bytes) -> bool:
 
 
 def _progress(replica: Replica, committed: CommittedOffset, batch: Batch, as_of_boot_ms: float | None) -> Progress:
+    before = replica.view.progress
     return Progress(
-        committed.position,
-        committed.content_before,
-        committed.consistent_position,
-        batch.beginning,
-        None,
-        0.0,
-        replica.view.progress.last_caught_up_boot_ms,
-        as_of_boot_ms,
-        None,
-        replica.view.progress.end_reached_boot_ms,
+        position=committed.position,
+        applying_to=committed.content_before,
+        consistent_position=committed.consistent_position,
+        beginning=batch.beginning,
+        last_caught_up_boot_ms=before.last_caught_up_boot_ms,
+        as_of_boot_ms=as_of_boot_ms,
+        end_reached_boot_ms=before.end_reached_boot_ms,
     ).observed(replica.ends)
 
 

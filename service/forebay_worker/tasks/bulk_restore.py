@@ -90,8 +90,8 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
     )
     replica.failure = replica.storage_fault = None
     replica.doubt_keys(tuple(map(bytes.fromhex, offset.misplaced_keys)))
-    replica.records_applied += report.records
-    replica.records_skipped += report.skipped
+    replica.records.applied += report.records
+    replica.records.skipped += report.skipped
     replica.note_ahead(report.ahead)
     restoration.records += report.records
     restoration.fruitless = restoration.refused = 0

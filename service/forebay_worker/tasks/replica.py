@@ -89,6 +89,17 @@ def _ignore_damage(replica: Replica, store: StateStore, reason: str) -> None:
 
 
 @dataclass
+class RecordCounts:
+    """What has become of a log's records."""
+
+    applied: int = 0
+    skipped: int = 0
+    """Those of an external store that its codecs could not read."""
+    ahead: int = 0
+    """Those whose time was too far after their own timestamp to move stream time."""
+
+
+@dataclass
 class Replica:
     """One store partition, how far it is, and what brings it forward.
 
@@ -114,11 +125,8 @@ class Replica:
     last_checkpoint_boot_ms: float = 0.0
     """When a commit last recorded up to when the log was read."""
     checkpoint_interval_ms: float = _CHECKPOINT_INTERVAL_MS
-    records_applied: int = 0
-    records_skipped: int = 0
-    """Records of an external store that its codecs could not read."""
-    records_ahead: int = 0
-    """Records whose time was too far after their own timestamp to move stream time."""
+    records: RecordCounts = field(default_factory=RecordCounts)
+    """Since its store was opened or begun anew."""
     log_notices: Mapping[str, str] = field(default_factory=dict)
     """What is wrong with its log although that can be read, by kind."""
     proves_itself: bool | None = None
@@ -266,11 +274,11 @@ class Replica:
         self.view = self.view.as_lost()
         # It would keep the former store.
         self.admitted = None
-        self.records_applied = self.records_skipped = self.records_ahead = 0
+        self.records = RecordCounts()
 
     def note_ahead(self, records: int) -> None:
         """Count records whose time is too far after their own timestamp; the first are logged."""
-        if records and not self.records_ahead:
+        if records and not self.records.ahead:
             log.warning(
                 "%s: a record's time is more than %d ms after its own timestamp in the log. It is kept and "
                 "served, but nothing expires by it. If such times are meant, raise timestamp_after_max_ms of the "
@@ -279,7 +287,7 @@ class Replica:
                 self.spec.max_ahead_ms,
                 self.spec.name,
             )
-        self.records_ahead += records
+        self.records.ahead += records
 
     def doubt_keys(self, misplaced_keys: tuple[bytes, ...]) -> None:
         """Record which keys are in another partition than the partitioner's; the first ones are logged."""

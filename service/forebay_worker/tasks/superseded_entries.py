@@ -41,7 +41,7 @@ class SupersededSweep:
 
     def sweep(self, replica: Replica) -> int:
         """Continue through a replica's store, in the applier's thread; returns the number of entries deleted."""
-        at, store, applied = self._passes.get(id(replica)), replica.view.store, replica.records_applied
+        at, store, applied = self._passes.get(id(replica)), replica.view.store, replica.records.applied
         if at is None or at.store is not store or (at.start is None and at.is_due_again(applied)):
             at = self._passes[id(replica)] = _SweepPass(store, applied)
         if at.start is None:

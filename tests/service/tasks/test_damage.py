@@ -94,7 +94,7 @@ def test_damage_met_by_a_sweep_is_rebuilt_at_once(tmp_path, topology, caplog):
         manager.hold([TASK], ())
         wait_until(lambda: "it is rebuilt" in caplog.text, "the damage")
         replica = manager.replicas["a", 0]
-        wait_until(lambda: replica.view.restored and replica.records_applied == len(expected), "the rebuild")
+        wait_until(lambda: replica.view.restored and replica.records.applied == len(expected), "the rebuild")
         assert entries(manager) == expected
     assert "could not be started" not in caplog.text
 

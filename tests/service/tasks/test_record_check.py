@@ -228,7 +228,7 @@ def test_applier_stops_at_a_bad_record_until_it_may_skip(log, replica, monkeypat
         replica.publish(spec=SKIPS)
         wait_until(lambda: replica.view.restored, "the end of the log")
         assert content(replica) == {b"a": b"2", b"c": b"3"}
-        assert (replica.failure, replica.records_skipped) == (None, 1)
+        assert (replica.failure, replica.records.skipped) == (None, 1)
     finally:
         applier.stop()
 
@@ -245,7 +245,7 @@ def test_skipped_record_counts_once_despite_failed_commits(replica, monkeypatch)
             with pytest.raises(OSError, match="No space"):
                 apply_batch(replica, bad)
     apply_batch(replica, bad)
-    assert replica.records_skipped == 1
+    assert replica.records.skipped == 1
 
 
 def test_bulk_restore_leaves_a_bad_record_to_the_applier(log, replica, tmp_path):
@@ -266,7 +266,7 @@ def test_bulk_restore_leaves_a_bad_record_to_the_applier(log, replica, tmp_path)
         bulk.submit(replica)
         wait_until(lambda: len(done) == 2, "the end of the restore")
         assert content(replica) == {b"a": b"2"}
-        assert (replica.view.store.committed_offset(TP).restored, replica.records_skipped) == (True, 1)
+        assert (replica.view.store.committed_offset(TP).restored, replica.records.skipped) == (True, 1)
     finally:
         bulk.stop()
 

@@ -302,7 +302,7 @@ def test_a_store_that_cannot_be_closed_is_rebuilt_all_the_same(tmp_path, changel
             "the rebuild",
         )
         # All of its first keys are checked against the partitioner again.
-        assert replica.records_applied == 1
+        assert replica.records.applied == 1
 
 
 def test_store_opened_offline_is_not_served_for_another_log(tmp_path, changelog, monkeypatch):

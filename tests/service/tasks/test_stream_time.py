@@ -69,7 +69,7 @@ def test_a_record_far_ahead_expires_nothing(tmp_path, kind, bulk, monkeypatch, c
             kept.append(oldest_kept_ms(manager))
             replica = manager.replicas["a", 0]
             # Counted once the records can be read.
-            wait_until(lambda replica=replica, ahead=restart != 1: replica.records_ahead == ahead, "the count")
+            wait_until(lambda replica=replica, ahead=restart != 1: replica.records.ahead == ahead, "the count")
             assert sum(1 for _ in replica.view.store.scan(b"\x01", b"\xff")) >= 4
     assert len(set(kept)) == 1
     assert NOW_MS - 27 * HOUR_MS < kept[0] < NOW_MS - 22 * HOUR_MS
