@@ -426,7 +426,7 @@ def test_problems_of_one_replica(served, connect):
     with connect(standby) as client:
         refused = raised(errors.NotActive, lambda: client.get("names", "k0001", require_active=True))
         assert refused.members["role"] == "standby"
-        log, offsets, _ = decode_position(client.get("names", "k0001").position)
+        log, offsets, *_ = decode_position(client.get("names", "k0001").position)
         ahead = encode_position(Position(log, {partition: offsets[partition] + 1000}))
         early = raised(errors.PositionNotReached, lambda: client.get("names", "k0001", min_position=ahead))
         assert early.lag.record_lag == 0
@@ -455,7 +455,7 @@ def test_wait_ms_extends_the_calls_deadline(cluster, connect):
     ends = cluster.put("counts", {b"a": b"1"})
     with connect(worker, timeout_ms=300) as client:
         wait_until(lambda: client.get("counts", "a").lag.record_lag == 0, "its being read")
-        log, offsets, _ = decode_position(client.get("counts", "a").position)
+        log, offsets, *_ = decode_position(client.get("counts", "a").position)
         beyond = encode_position(Position(log, {partition: ends[partition] + 2 for partition in offsets}))
         with ThreadPoolExecutor(1) as pool:
             begun = time.monotonic()
@@ -518,7 +518,7 @@ def test_a_session_asks_for_what_it_has_seen(client):
     assert session.position("names") is None
     assert client.session().position("numbers") is None
     # What this cluster has not reached is refused, by every kind of read, until a replica has it.
-    log, offsets, _ = decode_position(session.position("numbers"))
+    log, offsets, *_ = decode_position(session.position("numbers"))
     ahead = encode_position(Position(log, {p: offset + 1000 for p, offset in offsets.items()}))
     session.read_after("numbers", ahead)
     raised(errors.PositionNotReached, lambda: session.get("numbers", 1))

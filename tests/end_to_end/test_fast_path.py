@@ -282,7 +282,7 @@ def test_a_client_that_closes_its_half_gets_its_list(served):
             received = b"".join(iter(lambda: connection.recv(65536), b""))
         assert received.startswith(b"HTTP/1.1 200")
         assert b'"complete":true' in received
-        log, offsets, _ = decode_position(
+        log, offsets, *_ = decode_position(
             httpx.get(f"http://{address}/v1/stores/counts/keys/k1").json()["position"]
         )
         token = encode_position(Position(log, {partition: offset + 9 for partition, offset in offsets.items()}))

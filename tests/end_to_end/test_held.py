@@ -33,7 +33,7 @@ def held(client: httpx.Client, url: str) -> dict[str, float]:
 
 def future(client: httpx.Client, url: str) -> str:
     """A position that no replica has reached."""
-    log, offsets, _ = decode_position(client.get(f"{url}/v1/stores/counts/keys/k1").json()["position"])
+    log, offsets, *_ = decode_position(client.get(f"{url}/v1/stores/counts/keys/k1").json()["position"])
     return encode_position(Position(log, {partition: offset + 1_000 for partition, offset in offsets.items()}))
 
 

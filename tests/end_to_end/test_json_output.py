@@ -84,6 +84,7 @@ def test_each_document_has_the_members_that_are_documented(cluster, spark_4_0, t
         "changelog stat": printed("changelog stat", *log),
         "changelog tail": printed("changelog tail", *log, "tapped", "--partition", "0", "--last", "1"),
         "changelog retire-writer": printed("changelog retire-writer", *log, "tapped", "gone"),
+        "changelog erase": printed("changelog erase", *log, "tapped", "nobody"),
         "changelog compact": printed("changelog compact", *log, "tapped"),
         "changelog reset": printed("changelog reset", *log, "tapped", "--yes"),
         "spark describe": printed("spark describe", str(query.path)),

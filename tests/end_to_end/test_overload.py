@@ -42,7 +42,7 @@ def worker_row(router: str, worker: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def waiting_reads(cluster: Cluster, router: str, worker: str) -> Iterator[None]:
     """As many reads as a worker is given, that wait there for a record until the end."""
-    log, offsets, _ = decode_position(read(router, require_active="true").json()["position"])
+    log, offsets, *_ = decode_position(read(router, require_active="true").json()["position"])
     token = encode_position(Position(log, {partition: offset + 1 for partition, offset in offsets.items()}))
     waiting = {"min_position": token, "wait_ms": 30_000, "timeout_ms": 30_000, "require_active": "true"}
     with ThreadPoolExecutor(MOST) as pool:

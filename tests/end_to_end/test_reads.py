@@ -242,7 +242,7 @@ def test_batch_waits_for_its_min_position(cluster):
     (worker,) = cluster.start_workers(1)
     router = cluster.start_router()
     cluster.wait_settled(router, replicas=1)
-    log, offsets, _ = decode_position(get(worker, "/v1/stores/counts/keys/a").json()["position"])
+    log, offsets, *_ = decode_position(get(worker, "/v1/stores/counts/keys/a").json()["position"])
     # What is written next ends two further, its heartbeat included.
     token = encode_position(Position(log, {partition: offset + 2 for partition, offset in offsets.items()}))
     for address in (worker, router):
@@ -272,7 +272,7 @@ def test_a_read_may_wait_for_longer_than_others_take(cluster):
     worker = cluster.start_worker(None, "--request-timeout-ms", "1")
     router = cluster.start_router("--request-timeout-ms", "400")
     cluster.wait_settled(router, replicas=1)
-    log, offsets, _ = decode_position(get(worker, "/v1/stores/counts/keys/a").json()["position"])
+    log, offsets, *_ = decode_position(get(worker, "/v1/stores/counts/keys/a").json()["position"])
     token = encode_position(Position(log, {partition: offset + 2 for partition, offset in offsets.items()}))
     with ThreadPoolExecutor(2) as pool:
         path, begun = "/v1/stores/counts/keys/a", time.monotonic()
