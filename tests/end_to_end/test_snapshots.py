@@ -90,7 +90,7 @@ def test_a_copy_of_what_the_log_has_lost_is_not_trusted(tmp_path):
     """The giver does not know yet. Nothing of it is answered."""
     with running_cluster(tmp_path, topology_text=TOPOLOGY) as cluster:
         put_many(cluster)
-        first = cluster.start_worker(None, "--snapshot-bytes-per-second", "1000000")
+        first = cluster.start_worker(None, "--snapshot-bytes-per-second", "100000")
         wait_level(first)
         second = cluster.start_worker(ready=False)
         wait_until(lambda: list(cluster.directory.glob("state-1/test/.restore/*-copy/*.sst")), "the copy's begin")
