@@ -80,7 +80,7 @@ def test_what_is_left_of_a_log_that_was_cut(prepared):
     cut(cluster, ends)
     cluster.put("counts", NEW)
     # So slow that what is served meanwhile can be seen.
-    cluster.start_worker(worker, "--apply-records-per-second", "15", ready=False)
+    cluster.start_worker(worker, "--apply-records-per-second", "4", ready=False)
     cluster.wait_alive(worker)
     wait_until(lambda: "lost records" in cluster.logs(), "the discovery")
     unknown = dict.fromkeys(("record_lag", "time_lag_ms", "age_ms"))

@@ -8,7 +8,7 @@ from forebay.state_store import CommittedOffset
 from forebay_changelog import Batch
 from forebay_worker.tasks.expiry import swept_to_ms
 from forebay_worker.tasks.folding import Fold, advance, is_misplaced, misplaced_keys
-from forebay_worker.tasks.log_continuity import LogCut, continuity_fault
+from forebay_worker.tasks.log_continuity import RecordsLost, continuity_fault
 from forebay_worker.tasks.record_check import BadRecord, fitting, up_to_bad_record
 from forebay_worker.tasks.replica import Replica
 
@@ -48,7 +48,7 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     end_reached = _epoch(replica.view.progress.end_reached_boot_ms)
     fault = continuity_fault(replica.spec, replica.view.log, before, end_reached, batch)
     if fault is not None:
-        if not isinstance(fault, LogCut):
+        if not isinstance(fault, RecordsLost):
             observe_end(replica, batch.end)
         raise fault
     replica.learn_log(batch.identity)
