@@ -26,10 +26,10 @@ def test_lists_in_flight_keep_their_replica_and_bounds(tmp_path):
         stop = threading.Event()
 
         def read(bound_ms: int | None) -> None:
-            with httpx.Client(timeout=10) as client:
+            with httpx.Client(timeout=30) as client:
                 while not stop.is_set():
                     bound = "" if bound_ms is None else f"&max_time_lag_ms={bound_ms}"
-                    answer = client.get(f"{url}&timeout_ms=5000{bound}")
+                    answer = client.get(f"{url}&timeout_ms=20000{bound}")
                     outcomes.append((answer.status_code, answer.text[:300]))
                     if bound_ms is not None and answer.status_code == 200:
                         figure = answer.json()["lag"]["time_lag_ms"]
