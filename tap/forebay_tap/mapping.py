@@ -68,7 +68,7 @@ class TableMapping:
     def deletes(self) -> bool:
         """Whether a key that leaves the state leaves the store: by default so if nothing else expires there."""
         assert self.spec.spark_state is not None
-        chosen = self.spec.spark_state.on_removal or (DELETE if self.spec.store_kind.expiry is None else KEEP)
+        chosen = self.spec.spark_state.on_removal or (DELETE if self.spec.retention_ms is None else KEEP)
         return chosen == DELETE
 
     @property
