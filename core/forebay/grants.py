@@ -39,8 +39,10 @@ _OF_A_STORE = re.compile(
 )
 _OF_KEYS = {None: "read", "changes": "follow"}
 _OF_STORES = {"batch-get": "read", "changes": "follow", "entries": "list", "windows": "list", "sessions": "list"}
-_OF_ALL_STORES = frozenset({"/v1/stores", "/v1/metadata", "/v1/lags", "/v1/health", "/v1/timeline", "/v1/tickets"})
-"""Paths of documents that show what a principal may see of each store, and the one that checks by itself."""
+_OF_ALL_STORES = frozenset({"/v1/stores", "/v1/metadata", "/v1/lags", "/v1/health", "/v1/timeline"})
+"""Paths of documents that show what a principal may see of each store."""
+_TICKETS = "/v1/tickets"
+"""Its body names the store; whoever issues the ticket checks that."""
 
 
 class Grant(NamedTuple):
@@ -78,6 +80,8 @@ class Needed(NamedTuple):
 def needed_for(path: str) -> Needed:
     """What a request to a path, as received, needs."""
     found = _OF_A_STORE.fullmatch(path)
+    if path == _TICKETS:
+        return Needed("follow", None)
     if found is None:
         return Needed("metadata" if path in _OF_ALL_STORES else "admin", None)
     store, key, of_key, what = found.group("store", "key", "of_key", "what")
@@ -112,7 +116,7 @@ class Access:
         return bool(self.prefixes("metadata", store))
 
     def require(self, needed: Needed) -> None:
-        """Raise ``Forbidden`` unless something is granted; of keys at least one must be within reach."""
+        """Raise ``Forbidden`` unless it is granted; without a key, unless it is for some keys of the store."""
         if needed.store is None:
             if not any(needed.verb in grant.verbs for grant in self.own):
                 self._refuse(needed, f"has no grant with the verb {needed.verb!r}")

@@ -71,6 +71,7 @@ def allows(granted: GrantedTokens, path: str, who: str = "ann") -> bool:
         ("/v1/metadata/stores/a", Needed("metadata", "a")),
         ("/v1/stores", Needed("metadata", None)),
         ("/v1/health", Needed("metadata", None)),
+        ("/v1/tickets", Needed("follow", None)),
         ("/v1/status", Needed("admin", None)),
         ("/metrics", Needed("admin", None)),
         # What nobody has thought of is not for everybody.
