@@ -264,6 +264,14 @@ class BytesKey:
         return ordered
 
 
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    # Such a text begins like another key than it is, and grants are for how keys begin.
+    if len(members) != len(pairs):
+        raise BadKey("The key has two members of one name, which RFC 8785 does not allow.")
+    return members
+
+
 class JsonKey:
     """Any JSON value in its RFC 8785 canonical form; the codec of keys made of several columns."""
 
@@ -284,7 +292,7 @@ class JsonKey:
 
     def from_text(self, text: bytes) -> bytes:
         try:
-            value = json.loads(text.decode())
+            value = json.loads(text.decode(), object_pairs_hook=_members)
         except (ValueError, RecursionError):
             shown = _shown(text.decode("utf-8", "replace"))
             raise BadKey(f"The key {shown} is not JSON, as the key codec 'json' requires.") from None
