@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from rocksdict import DbClosedError
 
 from forebay.errors import ForebayError, TopologyError
-from forebay.state_store import CommittedOffset
+from forebay.log_epochs import OffsetAndEpoch
+from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
@@ -324,6 +325,24 @@ def test_opened_store_names_the_log_it_was_built_from(opener):
     again = opener.open(TASK, SPEC)
     assert again.log == opened.log != opener.changelog.identity("log", 0)
     again.store.close()
+
+
+def test_a_copy_is_restored_only_when_the_log_has_confirmed_it(opener):
+    """It may be of a log that is no more, so a missing key in it proves nothing yet."""
+    opened = opener.open(TASK, SPEC)
+    path = opener.directory.store_path(TASK, "s")
+    opened.store.commit({TP: CommittedOffset(5, 5, restored=True)})
+    opened.store.close()
+    with pytest.raises(StoreCorrupted, match="where in its log"):
+        opener.check_copy(path, TASK, SPEC)
+    again = opener.open(TASK, SPEC).store
+    again.commit({TP: CommittedOffset(5, 5, restored=True, proof=OffsetAndEpoch(5, 0))})
+    again.close()
+    assert not opener.check_copy(path, TASK, SPEC).restored
+    copied = opener.open(TASK, SPEC).store
+    found = copied.committed_offset(TP)
+    assert (found.position, found.restored) == (5, False)
+    copied.close()
 
 
 def test_unreadable_store_is_set_aside_and_begun_anew(opener):
