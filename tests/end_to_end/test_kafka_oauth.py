@@ -10,11 +10,13 @@ import httpx
 import pytest
 
 from examples.broker import Broker
-from forebay_changelog.kafka.url import ALLOWED_URLS
+from forebay.errors import ChangelogUnreachable
+from forebay_changelog.kafka.topics import KafkaTopics
+from forebay_changelog.kafka.url import ALLOWED_URLS, KafkaUrl
 from tests.conftest import need_kafka
 from tests.end_to_end.test_spark_sink import Source, run
 from tests.end_to_end.test_spark_sink_kafka import TOPOLOGY, jars, jvm, spark
-from tests.support.cluster import Cluster, running_cluster, wait_until
+from tests.support.cluster import Cluster, free_port, running_cluster, wait_until
 from tests.support.issuer import Issuer
 
 __all__ = ["jars", "jvm", "spark"]
@@ -55,8 +57,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory, issuer: Issuer) -> Iterator
             yield broker
 
 
-def url(broker: Broker, issuer: Issuer, directory: Path, **changed: str) -> str:
-    """The broker's, with a file of these properties and those that do."""
+def url(broker: str, issuer: Issuer, directory: Path, **changed: str) -> str:
+    """A broker's URL, with a file of these properties and those that do."""
     properties = {
         "security.protocol": "SASL_PLAINTEXT",
         "sasl.mechanism": "OAUTHBEARER",
@@ -69,12 +71,12 @@ def url(broker: Broker, issuer: Issuer, directory: Path, **changed: str) -> str:
     properties |= {name.replace("_", "."): value for name, value in changed.items()}
     file = directory / "kafka.properties"
     file.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
-    return f"{broker.url}?properties={file}"
+    return f"{broker}?properties={file}"
 
 
 @pytest.fixture
 def cluster(broker: Broker, issuer: Issuer, tmp_path: Path) -> Iterator[Cluster]:
-    with running_cluster(tmp_path, kafka=url(broker, issuer, tmp_path), topology_text=TOPOLOGY) as cluster:
+    with running_cluster(tmp_path, kafka=url(broker.url, issuer, tmp_path), topology_text=TOPOLOGY) as cluster:
         yield cluster
 
 
@@ -129,7 +131,7 @@ def test_the_sink_writes_with_tokens_of_its_own(spark, cluster, issuer, tmp_path
 def test_a_refusal_of_the_issuer_has_its_reason_and_shows_no_secret(broker, issuer, tmp_path):
     topology = tmp_path / "topology.toml"
     topology.write_text(TOPOLOGY)
-    changelog = url(broker, issuer, tmp_path, sasl_oauthbearer_client_secret="another")
+    changelog = url(broker.url, issuer, tmp_path, sasl_oauthbearer_client_secret="another")
     refused = subprocess.run(
         [sys.executable, "-m", "forebay", "topology", "apply", "--topology", topology, "--changelog", changelog],
         capture_output=True,
@@ -141,3 +143,13 @@ def test_a_refusal_of_the_issuer_has_its_reason_and_shows_no_secret(broker, issu
     assert error.startswith(f"forebay: No broker of {broker.url} answers: ")
     assert "invalid_client" in error
     assert "another" not in refused.stderr
+
+
+def test_a_refusal_that_came_before_a_request_is_the_reason_of_its_time_out(issuer, tmp_path):
+    """The client has a token fetched when it is made, and again only after seconds."""
+    away = url(f"kafka://127.0.0.1:{free_port()}", issuer, tmp_path, sasl_oauthbearer_client_secret="another")
+    topics = KafkaTopics(KafkaUrl.parse(away))
+    wait_until(lambda: "invalid_client" in topics.silent(), "the refusal")
+    for _ in range(2):
+        with pytest.raises(ChangelogUnreachable, match="invalid_client"):
+            topics.describe("a topic")

@@ -332,8 +332,9 @@ class KafkaTopics:
             return self._admin
 
     def on_response(self) -> None:
-        """The admin client answered."""
+        """The admin client answered: what was the matter is over."""
         self._responded_boot_ms = boot_ms()
+        self._errors.newest = None
 
     def renew_if_silent(self) -> None:
         """Replace an admin client that has not answered for too long."""
@@ -404,12 +405,11 @@ class KafkaTopics:
 
     def _requested(self, request: Callable[[AdminClient], T]) -> T:
         if boot_ms() < self._unreachable_until:
-            raise ChangelogUnreachable(self._silent(None))
+            raise ChangelogUnreachable(self._silent(self._errors.newest))
         try:
             # Makes the client deliver events since the last request, which may be long ago.
             admin = self.admin.client
             admin.poll(0)
-            self._errors.newest = None
             return request(admin)
         except KafkaException as error:
             raise self._translated(error) from error
