@@ -440,12 +440,16 @@ def test_delayed_answer_states_its_age_at_sending(tmp_path):
         of = {cluster.active_for(router, "counts", f"k{i}"): f"/v1/stores/counts/keys/k{i}" for i in range(50)}
         # The fast path takes reads once all connections to a worker are open.
         exchange(router, b"".join(map(request, of.values())) * 20, 40)
-        cluster.kill(hangs, signal.SIGSTOP)
         # Small answers come first, after which more is asked for at once.
         sent = [of[well]] * 7 + [f"{of[hangs]}?timeout_ms=1000", f"{of[well]}?max_time_lag_ms=200", of[well]]
-        *_, none, refused, late = exchange(router, b"".join(map(request, sent)), len(sent))
-        cluster.kill(hangs, signal.SIGCONT)
-        assert none.startswith(b"HTTP/1.1 504 ")
+        for _ in range(5):
+            cluster.kill(hangs, signal.SIGSTOP)
+            *_, none, refused, late = exchange(router, b"".join(map(request, sent)), len(sent))
+            cluster.kill(hangs, signal.SIGCONT)
+            assert none.startswith(b"HTTP/1.1 504 ")
+            if refused.startswith(b"HTTP/1.1 412 "):
+                break
+            # On a busy machine the router's turn ended before the last two, which it then reads after the wait.
         assert refused.startswith(b"HTTP/1.1 412 ")
         assert b"once earlier requests had been answered" in refused
         document = json.loads(late.partition(b"\r\n\r\n")[2])
