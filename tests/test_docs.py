@@ -39,7 +39,7 @@ A_SUBTOPOLOGY = 'application_id = "shop"\n[[subtopology]]\nname = "orders"\npart
 
 def rows(section: str) -> dict[str, list[str]]:
     """The cells of a section's tables, by what stands in the first."""
-    lines = re.findall(r"^\| `(\w+)` \| (.+) \|$", section, re.M)
+    lines = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", section, re.M)
     return {name: [cell.strip() for cell in rest.split(" | ")] for name, rest in lines}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from forebay.clock import time_text
 from forebay.codecs.keys import KeyCodec
 from forebay.codecs.values import ValueCodec
+from forebay.errors import SchemaUnavailable
 from forebay.store_spec import StoreSpec
 from forebay_changelog.base import Heartbeat, Record
 from forebay_changelog.record_headers import writer_of
@@ -64,7 +65,10 @@ def _value_members(spec: StoreSpec, value: bytes | None) -> dict[str, Any]:
 
 
 def _decoded(name: str, codec: KeyCodec | ValueCodec, raw: bytes) -> dict[str, Any]:
-    fault = codec.fault(raw)
+    try:
+        fault = codec.fault(raw)
+    except SchemaUnavailable as unavailable:
+        fault = unavailable.detail
     if fault is not None:
         return {f"{name}_base64": _base64(raw), "fault": fault}
     # Line ends are white space in JSON, and a document takes one line.

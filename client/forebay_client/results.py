@@ -75,6 +75,8 @@ class Answer:
     """``active``, ``restoring`` or ``standby``."""
     host: str
     lag: Lag
+    schema_id: int | None = None
+    """The schema that a registry has for the value, of stores whose values carry it."""
 
 
 Change: TypeAlias = Answer | ReplicaInfo | Problem
@@ -89,6 +91,7 @@ class Entry:
     key: Any
     value: Any
     timestamp_ms: int
+    schema_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ class Window:
     end_ms: int
     value: Any
     timestamp_ms: int
+    schema_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,7 @@ class SessionWindow:
     end_ms: int
     value: Any
     timestamp_ms: int
+    schema_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,7 @@ class Version:
     valid_from_ms: int
     value: Any
     timestamp_ms: int
+    schema_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -179,7 +185,7 @@ def lag_of(document: Document) -> Lag:
 def answer_of(document: Document) -> Answer:
     """The answer in a document."""
     store, key, value, timestamp_ms = (document[name] for name in ("store", "key", "value", "timestamp_ms"))
-    return Answer(store, key, value, timestamp_ms, *provenance_of(document))
+    return Answer(store, key, value, timestamp_ms, *provenance_of(document), document.get("schema_id"))
 
 
 def replica_lag_of(row: Document) -> ReplicaLag:
@@ -212,8 +218,8 @@ def provenance_of(document: Document) -> ReplicaInfo:
 
 def page_of(document: Document, items: str, kind: type[T]) -> Page[T]:
     """The page in a document; the items in its member ``items`` become ``kind``, a dataclass."""
-    # A list of one key gives the key once, beside the items.
-    shared = {"key": document.get("key")}
+    # A list of one key gives the key once, beside the items. Few values carry the id of a schema.
+    shared = {"key": document.get("key"), "schema_id": None}
     names = kind.__match_args__  # type: ignore[attr-defined]
     return Page(
         items=tuple([kind(*({**shared, **item}[name] for name in names)) for item in document[items]]),

@@ -43,7 +43,7 @@ ForebayError
     ├── 429  Overloaded
     ├── 500  InternalError
     ├── 501  TransferCodingNotSupported
-    ├── 503  NotReady, LogDiverged, PartitionerMismatch, PartitionerMissing, NoReplica
+    ├── 503  NotReady, LogDiverged, PartitionerMismatch, PartitionerMissing, SchemaUnavailable, NoReplica
     ├── 504  DeadlineExceeded
     └── 505  HttpVersionNotSupported
 """
@@ -385,6 +385,14 @@ class PartitionerMismatch(Problem):
     """
 
     status, name, title = 503, "partitioner-mismatch", "Keys are not where the partitioner puts them"
+
+
+class SchemaUnavailable(Problem):
+    """The value has a schema that this worker has not seen yet, and the registry has not given it so far. Values
+    of other schemas are answered.
+    """
+
+    status, name, title = 503, "schema-unavailable", "The value's schema is not known yet"
 
 
 class PartitionerMissing(Problem, TopologyError):

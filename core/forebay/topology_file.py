@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay.codecs.keys import KEY_CODECS
-from forebay.codecs.values import VALUE_CODECS
+from forebay.codecs.values import SCHEMA_VALUE_CODECS, VALUE_CODECS
 from forebay.errors import TopologyError
 from forebay.file_access import cause
 from forebay.spark_state import SparkState, parse_spark_state
@@ -136,7 +136,7 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
         name=name,
         kind=kind.name,
         key=choice_field(table, "key", tuple(KEY_CODECS), "string", where),
-        value=choice_field(table, "value", tuple(VALUE_CODECS), "json", where),
+        value=_value_codec(table, where),
         partitioner=partitioner,
         topic=topic,
         partitions=partitions,
@@ -201,6 +201,13 @@ def _latest_by(table: Mapping[str, Any], kind: StoreKind, where: str) -> str | N
     if not isinstance(column, str) or not column:
         raise TopologyError(f"{where}: latest_by = {column!r} is not the name of a column.")
     return column
+
+
+def _value_codec(table: Mapping[str, Any], where: str) -> str:
+    name = choice_field(table, "value", tuple(VALUE_CODECS), "json", where)
+    if name in SCHEMA_VALUE_CODECS and table.get("external") is not True:
+        raise TopologyError(f"{where} has value = {name!r}, which only stores with external = true have.")
+    return name
 
 
 def _on_bad_value(table: Mapping[str, Any], where: str) -> str:

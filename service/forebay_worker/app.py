@@ -28,6 +28,7 @@ from forebay.errors import (
     PositionOfAnotherLog,
     Problem,
     RecordTooOld,
+    SchemaUnavailable,
     UnknownKey,
     UnknownPartitioner,
     UnknownStore,
@@ -98,6 +99,7 @@ _READ_PROBLEMS: tuple[type[Problem], ...] = (
     NotReady,
     LogDiverged,
     PartitionerMismatch,
+    SchemaUnavailable,
     Overloaded,
 )
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from forebay.bearer_tokens import token_file
 from forebay.clock import boot_ms, epoch_ms, time_text
+from forebay.codecs.values import AvroValue
 from forebay.errors import NotReady, Problem, SettingError
 from forebay.lag import Lag, Tolerance
 from forebay.process_identity import Identity
@@ -23,11 +24,13 @@ from forebay.settings import WorkerSettings
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
 from forebay.task_ids import TaskId, TopicPartition
+from forebay.topology import Topology
 from forebay.topology_file import load_topology
 from forebay.unproven import UnprovenRange
 from forebay.wire.answer_schemas.replicas import ReplicaRow
 from forebay.wire.answer_schemas.status import Ceiling, MapGeneration, WorkerStatus
 from forebay_changelog import open_changelog
+from forebay_changelog.kafka.schemas import know_schemas
 from forebay_web.event_streams import EventStreams
 from forebay_web.health.findings import Finding
 from forebay_web.health.replica_states import ReplicaState
@@ -55,6 +58,7 @@ from forebay_worker.tasks.manager import TaskManager
 from forebay_worker.tasks.recovery import RecoveryPolicy
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_view import ReplicaView
+from forebay_worker.tasks.restore_process import SCHEMAS_DIRECTORY
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +73,7 @@ class Worker:
         self.settings = settings
         self.host = host
         self.topology = load_topology(settings.topology)
+        _require_registry(self.topology, settings.schema_registry)
         self._changelog = open_changelog(settings.changelog)
         # First: a worker of another application must leave nothing behind.
         self.membership = open_membership(
@@ -92,6 +97,7 @@ class Worker:
         self._topics = TopicCreation(self._changelog, self.topology, self._directory, settings.create_topics)
         self._ends.callback(self._topics.stop)
         self._topics.start()
+        know_schemas(settings.schema_registry, self._directory.path / SCHEMAS_DIRECTORY)
         prepare_state(self._directory, self.topology, settings.automatic_state_relocation)
         self.metadata = StreamsMetadataState(self.topology.stores)
         self.snapshot_token = token_file(settings.snapshot_token_file)
@@ -105,7 +111,12 @@ class Worker:
             StoreFactory(
                 self._directory, self._changelog, self._memory, settings.statestore_checkpoint_interval_ms
             ),
-            RecoveryPolicy(settings.apply_records_per_second, settings.restore_processes, self._copier()),
+            RecoveryPolicy(
+                settings.apply_records_per_second,
+                settings.restore_processes,
+                self._copier(),
+                settings.schema_registry,
+            ),
             settings.state_cleanup_delay_ms,
         )
         self._health_monitor = HealthMonitor(settings.standby_rebuild_delay_ms)
@@ -384,6 +395,16 @@ def _authorities(path: Path | None) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=path)
     except (OSError, ssl.SSLError) as error:
         raise SettingError(f"snapshot_ca_file {path} has no certificates that can be read: {error}.") from None
+
+
+def _require_registry(topology: Topology, registry: str | None) -> None:
+    """Raise ``SettingError`` if values of a store need a schema registry, and none is named."""
+    store = next((spec.name for spec in topology.stores.values() if spec.value == AvroValue.name), None)
+    if store is not None and registry is None:
+        raise SettingError(
+            f"The store {store!r} has values of {AvroValue.name}: set schema_registry to the URL of the registry "
+            "that has their schemas."
+        )
 
 
 def _notices(replica: Replica, lag: Lag) -> dict[str, str]:

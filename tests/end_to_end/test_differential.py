@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +21,7 @@ from forebay.errors import HistoryExpired, UnknownKey
 from forebay.position import Position, encode_position, log_digest
 from forebay.store_spec import StoreSpec
 from tests.support.cluster import Cluster, running_cluster
+from tests.support.schema_registry import SchemaRegistry
 
 pytestmark = pytest.mark.chaos
 
@@ -38,6 +42,11 @@ key = "int32"
 [[subtopology.store]]
 name = "anywhere"
 partitioner = "unknown"
+
+[[subtopology.store]]
+name = "orders"
+external = true
+value = "avro"
 
 [[subtopology.store]]
 name = "hours"
@@ -63,7 +72,7 @@ history_retention_ms = 2000
 """
 VERSIONED = ["prices", "recent"]
 EXAMPLES = 80
-STORES = ["names", "numbers", "anywhere", "hours", "visits", "prices", "recent"]
+STORES = ["names", "numbers", "anywhere", "orders", "hours", "visits", "prices", "recent"]
 
 WORDS = st.text("ab\x00é", max_size=3)
 NAMED = st.text("ab\x00é", min_size=1, max_size=2)
@@ -77,6 +86,7 @@ ROWS = {
     "names": st.dictionaries(WORDS, VALUES, max_size=8),
     "numbers": st.dictionaries(NUMBERS, VALUES, max_size=8),
     "anywhere": st.dictionaries(WORDS, VALUES, max_size=8),
+    "orders": st.dictionaries(WORDS, VALUES, max_size=8),
     "hours": st.dictionaries(st.tuples(NAMED, TIMES), VALUES, max_size=12),
     "visits": st.dictionaries(
         st.tuples(NAMED, TIMES, st.integers(0, 5)).map(lambda k: (k[0], k[1], k[1] + 500 * k[2])),
@@ -98,6 +108,8 @@ class Service:
 
     cluster: Cluster
     client: Client
+    serialize: Callable[[int], bytes]
+    """Writes values of ``orders``."""
     model: dict[str, dict[Any, int]] = field(default_factory=lambda: {store: {} for store in STORES})
     written_ms: dict[tuple[str, Any], int] = field(default_factory=dict)
     """The timestamp of what was last written, by store and key: the number of its batch, if it has no time."""
@@ -114,7 +126,8 @@ class Service:
         for key, value in rows.items():
             plain, suffix, at = split_key(spec, key, batch)
             self.written_ms[store, key] = at
-            row = (plain + suffix, None if value is None else b"%d" % value, at)
+            written = self.serialize if store == "orders" else b"%d".__mod__
+            row = (plain + suffix, None if value is None else written(value), at)
             split.setdefault(place(spec, plain), []).append(row)
             self.note(store, key, value)
         ends = self.cluster.log.append(spec, split, store, batch)
@@ -131,14 +144,15 @@ class Service:
 
     def as_of(self, store: str, key: str, at: int | None) -> int | str | None:
         versions = self.history.get((store, key), {})
-        kept = self.kept(store, key)
-        if at is not None and len(kept) < len(versions) and at < kept[0]:
+        begins, kept = self.history_begins(store, key), self.kept(store, key)
+        if at is not None and kept and at < kept[0] <= begins:
+            # Nobody can tell any more whether there was an older one.
             return "expired"
         times = [time for time in versions if at is None or time <= at]
         return versions[max(times)] if times else None
 
-    def kept(self, store: str, key: str) -> list[int]:
-        """From when a key's versions are valid, but for those that another replaced before history begins."""
+    def history_begins(self, store: str, key: str) -> int:
+        """Which time the oldest history that is kept of a key's partition is about."""
         spec = self.cluster.topology.stores[store]
         partition = place(spec, key.encode())
         newest = max(
@@ -150,10 +164,13 @@ class Service:
             ),
             default=0,
         )
+        return newest - history_ms(spec)
+
+    def kept(self, store: str, key: str) -> list[int]:
+        """From when a key's versions are valid, but for those that another replaced before history begins."""
         times = sorted(self.history.get((store, key), {}))
-        replaced = {
-            time for time, following in itertools.pairwise(times) if following <= newest - history_ms(spec)
-        }
+        begins = self.history_begins(store, key)
+        replaced = {time for time, following in itertools.pairwise(times) if following <= begins}
         return [time for time in times if time not in replaced]
 
 
@@ -185,12 +202,16 @@ def place(spec: StoreSpec, plain: bytes) -> int:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with running_cluster(tmp_path_factory.mktemp("differential"), topology_text=TOPOLOGY) as cluster:
+    directory = tmp_path_factory.mktemp("differential")
+    with SchemaRegistry() as registry, running_cluster(directory, topology_text=TOPOLOGY) as cluster:
+        cluster.worker_options = ("--schema-registry", registry.url)
+        serializer = AvroSerializer(SchemaRegistryClient({"url": registry.url}), '"int"')
         cluster.start_workers(3)
         router = cluster.start_router()
         cluster.wait_settled(router)
         with Client(f"http://{router}") as client:
-            service = Service(cluster, client)
+            orders = SerializationContext("orders", MessageField.VALUE)
+            service = Service(cluster, client, lambda value: serializer(value, orders))
             for store in STORES:
                 service.write(store, {})
             yield service
@@ -227,7 +248,7 @@ def options(service: Service, data: st.DataObject, store: str) -> Any:
 
 
 def read_keys(service: Service, data: st.DataObject) -> None:
-    store = data.draw(st.sampled_from(["names", "numbers", "anywhere"]))
+    store = data.draw(st.sampled_from(["names", "numbers", "anywhere", "orders"]))
     keys = data.draw(st.lists(NUMBERS if store == "numbers" else WORDS, min_size=1, max_size=5))
     expected = [service.model[store].get(key) for key in keys]
     found = service.client.get_many(store, keys, **options(service, data, store))
@@ -262,7 +283,7 @@ def none_if_missing(answer: Any) -> int | None:
 
 
 def list_entries(service: Service, data: st.DataObject) -> None:
-    store = data.draw(st.sampled_from(["names", "numbers", "anywhere"]))
+    store = data.draw(st.sampled_from(["names", "numbers", "anywhere", "orders"]))
     spec = service.cluster.topology.stores[store]
     keys = NUMBERS if store == "numbers" else WORDS
     start, end = data.draw(st.none() | keys), data.draw(st.none() | keys)

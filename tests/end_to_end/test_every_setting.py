@@ -24,7 +24,8 @@ import forebay_worker.command
 from examples.ports import free_ports
 from forebay.authentication import make_authenticator
 from forebay.clock import boot_ms
-from forebay.errors import Forbidden, Overloaded, SettingError, TopicMissing
+from forebay.codecs.values import VALUE_CODECS
+from forebay.errors import Forbidden, Overloaded, SchemaUnavailable, SettingError, TopicMissing
 from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
 from forebay.settings import RouterSettings, Tier, WorkerSettings, load_settings, settings_for
 from forebay.store_spec import StoreSpec
@@ -49,6 +50,7 @@ from tests.end_to_end.test_tls import Authority
 from tests.support.cluster import Cluster, free_port, wait_until
 from tests.support.installed import install_authenticator
 from tests.support.issuer import Issuer
+from tests.support.schema_registry import SchemaRegistry
 from tests.support.tokens import header_of, token_of
 
 STORE = "counts_by_customer"
@@ -507,6 +509,21 @@ def brings_replicas_forward(_: Stage, built: Built) -> None:
     assert tasks.bulk_restore._processes == 9
 
 
+def reads_by_schemas(_: Stage, built: Built) -> None:
+    with SchemaRegistry() as registry:
+        schema_id = registry.register("s", {"schema": '"int"'})
+        worker: Any = built.worker(schema_registry=registry.url)
+        assert worker.tasks.bulk_restore._schema_registry == registry.url
+        wait_until(lambda: _fault(schema_id) is None, "the schema")
+
+
+def _fault(schema_id: int) -> object:
+    try:
+        return VALUE_CODECS["avro"].fault(b"\x00%b\x02" % schema_id.to_bytes(4, "big"))
+    except SchemaUnavailable as unavailable:
+        return unavailable
+
+
 def copies_from_others(stage: Stage, built: Built) -> None:
     (stage.directory / "own").write_text(token_of("worker"))
     options = {"snapshot_token_file": str(stage.directory / "own"), "snapshot_ca_file": str(stage.authority.file)}
@@ -582,6 +599,7 @@ WORKER: dict[str, Shows | str] = {
     "create_topics": creates_no_topics,
     "apply_records_per_second": brings_replicas_forward,
     "restore_processes": brings_replicas_forward,
+    "schema_registry": reads_by_schemas,
     "snapshot_token_file": copies_from_others,
     "snapshot_ca_file": copies_from_others,
     "snapshot_bytes_per_second": gives_copies_at_a_pace,

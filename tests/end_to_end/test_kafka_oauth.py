@@ -145,7 +145,7 @@ def test_a_refusal_of_the_issuer_has_its_reason_and_shows_no_secret(broker, issu
     assert "another" not in refused.stderr
 
 
-def test_a_refusal_that_came_before_a_request_is_the_reason_of_its_time_out(issuer, tmp_path):
+def test_a_refusal_before_a_request_is_the_reason_of_its_time_out(issuer, tmp_path):
     """The client has a token fetched when it is made, and again only after seconds."""
     away = url(f"kafka://127.0.0.1:{free_port()}", issuer, tmp_path, sasl_oauthbearer_client_secret="another")
     topics = KafkaTopics(KafkaUrl.parse(away))

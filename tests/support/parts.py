@@ -12,8 +12,8 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "core": Part("forebay", 8_720, 7_750),
-    "changelog": Part("forebay_changelog", 5_850, 5_300),
+    "core": Part("forebay", 8_870, 7_850),
+    "changelog": Part("forebay_changelog", 6_080, 5_550),
     "client": Part("forebay_client", 4_100, 3_900),
     "web": Part("forebay_web", 6_800, 5_500),
     "console": Part("forebay_console", 1_150, 1_150),

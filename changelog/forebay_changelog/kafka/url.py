@@ -103,7 +103,7 @@ class KafkaUrl:
             _require_server(url, server)
         properties: dict[str, str] = {}
         for name, value in parse_qsl(query, keep_blank_values=True):
-            properties.update(_read_properties(Path(value)) if name == "properties" else {name: value})
+            properties.update(read_properties(Path(value)) if name == "properties" else {name: value})
         for name, reason in _OWN.items():
             if name in properties:
                 raise SettingError(f"{_shown(url)!r} sets {name!r}, which it must not: {reason}.")
@@ -290,7 +290,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"The file {path} of the Kafka URL cannot be read: {cause(error, path)}.") from None
+        raise SettingError(f"The file {path} of properties cannot be read: {cause(error, path)}.") from None
 
 
 def _read_key(path: Path) -> str:
@@ -304,7 +304,8 @@ def _read_key(path: Path) -> str:
     return text
 
 
-def _read_properties(path: Path) -> dict[str, str]:
+def read_properties(path: Path) -> dict[str, str]:
+    """The properties in a file of ``name=value`` lines; raises ``SettingError``."""
     properties = {}
     lines = _read(path).splitlines()
     for number, line in enumerate(lines, 1):

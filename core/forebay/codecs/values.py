@@ -1,10 +1,16 @@
-"""Value codecs: what a stored value is in JSON."""
+"""Value codecs: what a stored value is in JSON.
+
+Values with a schema of a registry are in Confluent's wire format: a zero, a schema's id in four bytes, a payload.
+They are stored as they were written. Whoever knows a registry says how payloads of ``avro`` are decoded; this module
+knows none.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
 import struct
+from collections.abc import Callable
 from typing import Protocol
 
 from forebay.codecs.keys import (
@@ -16,6 +22,7 @@ from forebay.codecs.keys import (
     text_to_json,
     utf8_fault,
 )
+from forebay.errors import SchemaUnavailable
 from forebay.json_text import all_json, json_fault
 
 
@@ -25,11 +32,17 @@ class ValueCodec(Protocol):
     name: str
 
     def to_json(self, stored: bytes) -> bytes:
-        """The JSON text that stands for the value in an answer."""
+        """The JSON text that stands for the value in an answer, with any members that follow it there.
+
+        Raises ``SchemaUnavailable`` if it has a schema that is not known yet.
+        """
         ...
 
     def fault(self, stored: bytes) -> str | None:
-        """Why bytes that others wrote are not a value of this codec, None if they are."""
+        """Why bytes that others wrote are not a value of this codec, None if they are.
+
+        Raises ``SchemaUnavailable`` if that depends on a schema that is not known yet.
+        """
         ...
 
 
@@ -101,10 +114,120 @@ class BytesValue:
         return None
 
 
-VALUE_CODECS: dict[str, ValueCodec] = {
-    codec.name: codec for codec in (JsonValue(), StringValue(), Int64Value(), DoubleValue(), BytesValue())
-}
-TEXT_VALUE_CODECS: dict[str, ValueCodec] = {**VALUE_CODECS, "int64": TextInt64Value()}
+_HEAD = struct.Struct(">bI")
+_MAGIC = 0
+
+
+Decode = Callable[[bytes], bytes]
+"""The JSON text of a payload of one schema; raises any error for what is no such payload."""
+
+
+class Decoders(Protocol):
+    """What knows schemas by their ids."""
+
+    def __call__(self, schema_id: int, *, text_numbers: bool, patient: bool) -> Decode:
+        """What reads payloads of a schema; with ``text_numbers``, 64-bit integers and decimals become strings.
+
+        Raises ``UnknownSchema`` if the registry has none with this id, and ``SchemaUnavailable`` if that is not
+        known, for those who are ``patient`` after a moment.
+        """
+        ...
+
+
+class UnknownSchema(ValueError):
+    """No schema has the id that a value carries."""
+
+
+def _no_registry(schema_id: int, *, text_numbers: bool, patient: bool) -> Decode:
+    raise SchemaUnavailable(f"The value has the schema {schema_id}, and this process knows no schema registry.")
+
+
+class _KnownSchemas:
+    """The schemas that a process knows."""
+
+    decoder_of: Decoders = staticmethod(_no_registry)
+
+
+_known = _KnownSchemas()
+
+
+def decode_by(decoder_of: Decoders) -> None:
+    """Have this process decode values so from now on."""
+    _known.decoder_of = decoder_of
+
+
+def split(stored: bytes) -> tuple[int, bytes]:
+    """The schema's id and the payload of a value; raises ``ValueError`` if it is in no wire format."""
+    if len(stored) < _HEAD.size:
+        raise ValueError(f"it has {len(stored)} bytes, fewer than the {_HEAD.size} of a schema's id")
+    magic, schema_id = _HEAD.unpack_from(stored)
+    if magic != _MAGIC:
+        raise ValueError(f"it begins with {stored[:1]!r}, not with the zero of Confluent's wire format")
+    return schema_id, stored[_HEAD.size :]
+
+
+class AvroValue:
+    """Avro, decoded by the schema that it was written with."""
+
+    name = "avro"
+
+    def __init__(self, *, text_numbers: bool = False) -> None:
+        self._text_numbers = text_numbers
+
+    def to_json(self, stored: bytes) -> bytes:
+        schema_id, payload = split(stored)
+        decode = _known.decoder_of(schema_id, text_numbers=self._text_numbers, patient=False)
+        return _with_schema_id(decode(payload), schema_id)
+
+    def fault(self, stored: bytes) -> str | None:
+        try:
+            schema_id, payload = split(stored)
+        except ValueError as error:
+            return str(error)
+        try:
+            _known.decoder_of(schema_id, text_numbers=self._text_numbers, patient=True)(payload)
+        except SchemaUnavailable:
+            raise
+        except Exception as error:
+            return f"the schema {schema_id} does not decode it: {error or type(error).__name__}"
+        return None
+
+
+class JsonSchemaValue:
+    """JSON with the id of its JSON Schema, which whoever wrote it has checked."""
+
+    name = "json-schema"
+
+    def to_json(self, stored: bytes) -> bytes:
+        schema_id, payload = split(stored)
+        return _with_schema_id(payload, schema_id)
+
+    def fault(self, stored: bytes) -> str | None:
+        try:
+            _, payload = split(stored)
+        except ValueError as error:
+            return str(error)
+        return json_fault(payload)
+
+
+def _with_schema_id(text: bytes, schema_id: int) -> bytes:
+    return b'%b,"schema_id":%d' % (text, schema_id)
+
+
+_VALUE_CODECS: tuple[ValueCodec, ...] = (
+    JsonValue(),
+    StringValue(),
+    Int64Value(),
+    DoubleValue(),
+    BytesValue(),
+    AvroValue(),
+    JsonSchemaValue(),
+)
+VALUE_CODECS: dict[str, ValueCodec] = {codec.name: codec for codec in _VALUE_CODECS}
+_TEXT_VALUE_CODECS: tuple[ValueCodec, ...] = (TextInt64Value(), AvroValue(text_numbers=True))
+TEXT_VALUE_CODECS: dict[str, ValueCodec] = {**VALUE_CODECS, **{codec.name: codec for codec in _TEXT_VALUE_CODECS}}
+SCHEMA_VALUE_CODECS = (AvroValue.name, JsonSchemaValue.name)
+"""The codecs of values that carry the id of a schema."""
 
 
 def all_fit(codec: ValueCodec, values: list[bytes]) -> bool:

@@ -232,6 +232,11 @@ class WorkerSettings(TierSettings):
         "How often offsets are written for stores that manage none, beside after 10,000 records (KIP-116).",
         300_000,
     )
+    schema_registry: str | None = setting(
+        "URL of the schema registry, for stores of `avro` values: `https://HOST:PORT`, with the properties of "
+        "Confluent's Python client as a query or in `?properties=FILE`, such as `basic.auth.user.info` and "
+        "`ssl.ca.location`."
+    )
     snapshot_token_file: Path | None = setting(
         "File of the one token by which workers copy each other's stores: the same on all of them, and in no "
         "tokens file. Without it, workers that authenticate their clients give each other nothing, and read their "

@@ -122,7 +122,9 @@ class BulkRestore:
         post: HandleEvent,
         storage_fault: Callable[[Exception], str | None],
         copy: CopyStore = lambda *_: None,
+        schema_registry: str | None = None,
     ) -> None:
+        self._schema_registry = schema_registry
         self._copy = copy
         self._changelog_url = changelog_url
         self._processes = processes
@@ -379,6 +381,7 @@ class BulkRestore:
             str(self._scratch),
             MAX_BYTES_IN_MEMORY,
             _PATIENCE_S,
+            self._schema_registry,
         )
 
     def _spawn(self) -> subprocess.Popen[str]:

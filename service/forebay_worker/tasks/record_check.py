@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from forebay.codecs.values import all_fit
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, SchemaUnavailable
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS
 from forebay_changelog import Batch, Heartbeat, Record
@@ -22,8 +22,8 @@ class Fitting(NamedTuple):
     batch: Batch
     skipped: int
     """How many records were skipped."""
-    stopped_by: BadRecord | None
-    """The record before which the batch was cut."""
+    stopped_by: BadRecord | SchemaUnavailable | None
+    """The record before which the batch was cut, or the schema that it has to wait for."""
 
 
 def fitting(spec: StoreSpec, batch: Batch) -> Fitting:
@@ -36,13 +36,13 @@ def fitting(spec: StoreSpec, batch: Batch) -> Fitting:
         [value for _, _, value, _, heartbeat in batch.records if value is not None and not heartbeat],
     ):
         return Fitting(batch, 0, None)
-    bad = [(number, fault) for number, record in enumerate(batch.records) if (fault := _fault(spec, record))]
+    bad, batch, schema = _faults(spec, batch)
     if not bad:
-        return Fitting(batch, 0, None)
+        return Fitting(batch, 0, schema)
     if spec.on_bad_value == "skip":
         numbers = {number for number, _ in bad}
         kept = [record for number, record in enumerate(batch.records) if number not in numbers]
-        return Fitting(batch._replace(records=kept), len(bad), None)
+        return Fitting(batch._replace(records=kept), len(bad), schema)
     first, fault = bad[0]
     offset = batch.records[first][0]
     topic, partition = batch.topic_partition
@@ -51,9 +51,26 @@ def fitting(spec: StoreSpec, batch: Batch) -> Fitting:
         f"The record at offset {offset} of {topic!r}, partition {partition}, does not fit the store "
         f"{spec.name!r}: {fault}. Set {remedy} on the store to skip such records."
     )
-    # The log continues beyond the record, but this replica does not.
-    cut = batch._replace(records=batch.records[:first], position=offset, end_reached=False)
-    return Fitting(cut, 0, error)
+    return Fitting(_up_to(batch, first), 0, error)
+
+
+def _faults(spec: StoreSpec, batch: Batch) -> tuple[list[tuple[int, str]], Batch, SchemaUnavailable | None]:
+    """What is wrong with which records, by their places; the batch, cut before a record whose schema is not known
+    yet; and why it is not."""
+    bad: list[tuple[int, str]] = []
+    for number, record in enumerate(batch.records):
+        try:
+            fault = _fault(spec, record)
+        except SchemaUnavailable as error:
+            return bad, _up_to(batch, number), error
+        if fault is not None:
+            bad.append((number, fault))
+    return bad, batch, None
+
+
+def _up_to(batch: Batch, number: int) -> Batch:
+    """A batch that ends before one of its records: the log goes on there, but a replica does not."""
+    return batch._replace(records=batch.records[:number], position=batch.records[number][0], end_reached=False)
 
 
 def first_bad_record(spec: StoreSpec, records: Iterable[Record]) -> BadRecord | None:
@@ -76,8 +93,7 @@ def up_to_bad_record(spec: StoreSpec, batch: Batch) -> Fitting:
     for number, record in enumerate(batch.records):
         error = first_bad_record(spec, (record,))
         if error is not None:
-            cut = batch._replace(records=batch.records[:number], position=record[0], end_reached=False)
-            return Fitting(cut, 0, error)
+            return Fitting(_up_to(batch, number), 0, error)
     return Fitting(batch, 0, None)
 
 

@@ -72,6 +72,8 @@ class RecoveryPolicy:
     restore_processes: int
     copier: Copier | None = None
     """Gets copies of other workers' stores, None if none may be had."""
+    schema_registry: str | None = None
+    """The URL of the registry that has the schemas of values."""
 
 
 class Recovery:
@@ -104,6 +106,7 @@ class Recovery:
             self.applier.post,
             self._storage_fault_in,
             self._copied,
+            policy.schema_registry,
         )
         self._in_bulk = policy.restore_processes > 0 and policy.apply_records_per_second == 0
         self._ends_to_poll: deque[TopicPartition] = deque()

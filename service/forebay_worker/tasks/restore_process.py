@@ -30,6 +30,7 @@ from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Batch, Consumer, Wake, open_changelog
+from forebay_changelog.kafka.schemas import know_schemas
 from forebay_worker.state.reserved_records import OFFSET_KEY, offsets_to_json
 from forebay_worker.state.rocksdb_memory import OF_ANY_STORE, StoreOptions, block_options
 from forebay_worker.state.storage_faults import storage_fault
@@ -37,6 +38,8 @@ from forebay_worker.tasks.folding import Fold, advance, misplaced_keys
 from forebay_worker.tasks.log_continuity import continuity_fault
 from forebay_worker.tasks.record_check import BadRecord, fitting
 
+SCHEMAS_DIRECTORY = ".schemas"
+"""Beside the scratch directory: where a worker and its restore processes keep the schemas that they fetched."""
 _ENOUGH_TO_JUDGE = 1_000
 _FEWEST_PARTS = 64
 _MAX_PARTS = 16_384
@@ -138,7 +141,8 @@ class RestoreJob:
 
     ``store`` and ``committed`` are the documents of its specification and of that offset. ``log`` is the identity
     of the store's log, None if unknown; ``max_bytes`` bounds what is kept in memory before a file is written. If
-    the log delivers nothing for ``patience_s``, the job is abandoned.
+    the log delivers nothing for ``patience_s``, the job is abandoned. ``schema_registry`` is the URL of what has
+    the schemas of values.
     """
 
     job: int
@@ -150,6 +154,7 @@ class RestoreJob:
     scratch: str
     max_bytes: int
     patience_s: float
+    schema_registry: str | None = None
 
     def line(self) -> str:
         """The job as one line."""
@@ -189,6 +194,7 @@ class Restorer:
 
     def __init__(self) -> None:
         self._consumers: dict[str, Consumer] = {}
+        self._knows_schemas = False
 
     def run(self, job: RestoreJob) -> Iterator[RestoreReport]:
         """The files of a job, in offset order, then its end; ends early if the log cannot be followed."""
@@ -197,6 +203,10 @@ class Restorer:
         if job.changelog not in self._consumers:
             self._consumers[job.changelog] = open_changelog(job.changelog).consumer(replay=True)
         consumer = self._consumers[job.changelog]
+        if not self._knows_schemas:
+            schemas = Path(job.scratch).with_name(SCHEMAS_DIRECTORY)
+            know_schemas(job.schema_registry, schemas, wait_s=job.patience_s)
+            self._knows_schemas = True
         committed = CommittedOffset.from_document(job.committed)
         consumer.assign(tp, committed.position, committed.proof)
         try:

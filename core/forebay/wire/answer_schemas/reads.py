@@ -14,6 +14,10 @@ from forebay.wire.answer_schemas.components import PROBLEM, one_of
 from forebay.wire.answer_schemas.members import Host, JsonValue, LagFigures, Natural, Role, UnprovenEnds
 
 TimestampMs = Annotated[int, Meta(description="The timestamp of the record that wrote it, in epoch milliseconds.")]
+SchemaId = Annotated[
+    Natural | UnsetType,
+    Meta(description="The schema that a registry has for the value, if the store's values carry it."),
+]
 
 
 class AnsweringReplica(Struct, frozen=True):
@@ -33,6 +37,7 @@ class KeyAnswer(AnsweringReplica, frozen=True):
     key: JsonValue
     value: JsonValue
     timestamp_ms: TimestampMs
+    schema_id: SchemaId = UNSET
 
 
 class KeyProblem(Struct, frozen=True):
@@ -78,7 +83,13 @@ def list_answer(kind: StoreKind, keyed: bool) -> type[Struct]:
     times = [(time, int) for time in kind.time_names]
     item = defstruct(
         f"{name}Item",
-        [*([] if keyed else key), *times, ("value", JsonValue), ("timestamp_ms", TimestampMs)],
+        [
+            *([] if keyed else key),
+            *times,
+            ("value", JsonValue),
+            ("timestamp_ms", TimestampMs),
+            ("schema_id", SchemaId, UNSET),
+        ],
         frozen=True,
     )
     listed = (kind.items, list[item])  # type: ignore[valid-type]

@@ -1,0 +1,249 @@
+"""Values of a schema registry: what Confluent's serializers wrote, as JSON with every digit."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.schema_registry.json_schema import JSONSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from forebay.codecs import values as codecs
+from forebay.codecs.values import TEXT_VALUE_CODECS, VALUE_CODECS
+from forebay.errors import SchemaUnavailable, SettingError
+from forebay_changelog.kafka.schemas import Schemas
+from tests.support.cluster import wait_until
+from tests.support.schema_registry import SchemaRegistry
+
+VALUE = SerializationContext("a topic", MessageField.VALUE)
+AVRO = VALUE_CODECS["avro"]
+
+
+@pytest.fixture
+def registry() -> Iterator[SchemaRegistry]:
+    with SchemaRegistry() as registry:
+        yield registry
+
+
+@pytest.fixture
+def known(registry: SchemaRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Schemas:
+    """The schemas by which this process decodes."""
+    return know(registry, tmp_path, monkeypatch)
+
+
+def know(registry: SchemaRegistry, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Schemas:
+    schemas = Schemas(registry.url, directory, wait_s=20)
+    monkeypatch.setattr(codecs._known, "decoder_of", schemas.decoder_of)
+    return schemas
+
+
+def written(registry: SchemaRegistry, schema: Any, value: Any) -> bytes:
+    client = SchemaRegistryClient({"url": registry.url})
+    found: bytes = AvroSerializer(client, json.dumps(schema))(value, VALUE)
+    return found
+
+
+def shown(codec: Any, stored: bytes) -> Any:
+    assert codec.fault(stored) is None
+    return json.loads(b'{"value":%b}' % codec.to_json(stored), parse_float=Decimal)
+
+
+def record(**fields: Any) -> Any:
+    return {"type": "record", "name": "R", "fields": [{"name": name, "type": of} for name, of in fields.items()]}
+
+
+TREE = {
+    "type": "record",
+    "name": "Tree",
+    "fields": [
+        {"name": "weight", "type": "long"},
+        {"name": "branches", "type": {"type": "array", "items": "Tree"}},
+    ],
+}
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 4}
+MONEY = {"type": "fixed", "name": "Money", "size": 16, "logicalType": "decimal", "precision": 30, "scale": 2}
+MANY = "12345678901234567890123456789012.3450"
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "number", "text"),
+    [
+        ("string", 'ü\u2028"', 'ü\u2028"', 'ü\u2028"'),
+        ("bytes", b"\x00\xff", "AP8=", "AP8="),
+        ("boolean", True, True, True),
+        ("int", -(2**31), -(2**31), -(2**31)),
+        ("long", 2**63 - 1, 2**63 - 1, str(2**63 - 1)),
+        ("double", 0.1, Decimal("0.1"), Decimal("0.1")),
+        ("double", float("inf"), None, None),
+        (record(b="bytes"), {"b": b"\x00\xff"}, {"b": "AP8="}, {"b": "AP8="}),
+        (record(d=DECIMAL), {"d": Decimal(MANY)}, {"d": Decimal(MANY)}, {"d": MANY}),
+        (record(d=DECIMAL), {"d": Decimal("-0.0001")}, {"d": Decimal("-0.0001")}, {"d": "-0.0001"}),
+        (record(m=MONEY), {"m": Decimal("-5")}, {"m": Decimal("-5.00")}, {"m": "-5.00"}),
+        (record(of=["null", "long", "string"]), {"of": 7}, {"of": 7}, {"of": "7"}),
+        (record(of=["null", "long", "string"]), {"of": "7"}, {"of": "7"}, {"of": "7"}),
+        (record(of=["null", DECIMAL]), {"of": Decimal(1)}, {"of": Decimal("1.0000")}, {"of": "1.0000"}),
+        (
+            record(at={"type": "long", "logicalType": "timestamp-micros"}),
+            {"at": datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)},
+            {"at": 1767323045678901},
+            {"at": "1767323045678901"},
+        ),
+        (record(on={"type": "int", "logicalType": "date"}), {"on": date(1970, 1, 11)}, {"on": 10}, {"on": 10}),
+        (
+            record(id={"type": "string", "logicalType": "uuid"}),
+            {"id": UUID(int=1)},
+            {"id": str(UUID(int=1))},
+            {"id": str(UUID(int=1))},
+        ),
+        (
+            record(of={"type": "map", "values": {"type": "array", "items": "long"}}),
+            {"of": {"ü": [1, 2]}},
+            {"of": {"ü": [1, 2]}},
+            {"of": {"ü": ["1", "2"]}},
+        ),
+        (record(e={"type": "enum", "name": "E", "symbols": ["A", "B"]}), {"e": "B"}, {"e": "B"}, {"e": "B"}),
+        (
+            TREE,
+            {"weight": 1, "branches": [{"weight": 2, "branches": []}]},
+            {"weight": 1, "branches": [{"weight": 2, "branches": []}]},
+            {"weight": "1", "branches": [{"weight": "2", "branches": []}]},
+        ),
+    ],
+)
+def test_what_the_serializer_wrote_is_shown_exactly(registry, known, schema, value, number, text):
+    stored = written(registry, schema, value)
+    schema_id = int.from_bytes(stored[1:5], "big")
+    assert shown(AVRO, stored) == {"value": number, "schema_id": schema_id}
+    assert shown(TEXT_VALUE_CODECS["avro"], stored) == {"value": text, "schema_id": schema_id}
+
+
+def test_values_are_read_by_the_schema_that_they_were_written_with(registry, known):
+    old = written(registry, record(a="int"), {"a": 1})
+    new = written(registry, record(a="long", b="string"), {"a": 2, "b": "x"})
+    assert (shown(AVRO, old)["value"], shown(AVRO, new)["value"]) == ({"a": 1}, {"a": 2, "b": "x"})
+
+
+def test_schemas_that_others_refer_to_are_fetched_too(registry, known):
+    """Of references of references as well; each by the version that is referred to."""
+    client = SchemaRegistryClient({"url": registry.url})
+    client.register_schema("street", Schema(json.dumps(record(s="string") | {"name": "Street"}), "AVRO"))
+    address = record(street="Street", n="int") | {"name": "Address"}
+    to_street = [SchemaReference("Street", "street", 1)]
+    client.register_schema("address", Schema(json.dumps(address), "AVRO", to_street))
+    person = record(home="Address", work=["null", "Address"])
+    schema = Schema(json.dumps(person), "AVRO", [SchemaReference("Address", "address", 1)])
+    value = {"home": {"street": {"s": "x"}, "n": 1}, "work": None}
+    stored = AvroSerializer(client, schema)(value, VALUE)
+    assert shown(AVRO, stored)["value"] == value
+
+
+@pytest.mark.parametrize(
+    ("spoil", "fault"),
+    [
+        (lambda stored: b"", "it has 0 bytes, fewer than the 5 of a schema's id"),
+        (lambda stored: b"{}" + stored[2:], "it begins with b'{', not with the zero of Confluent's wire format"),
+        (lambda stored: stored[:-1], "the schema 100 does not decode it: Expected 4 bytes, read 3"),
+        (lambda stored: stored + b"x", "the schema 100 does not decode it: 1 bytes are left"),
+        (lambda stored: stored[:3] + b"\x01\x02" + stored[5:], "the registry has no such schema"),
+        (lambda stored: stored[:4] + b"\x65" + stored[5:], "it is JSON, not Avro"),
+        (lambda stored: stored[:4] + b"\x66" + stored[5:], "the schema 102 does not decode it: "),
+    ],
+)
+def test_what_no_schema_decodes_is_a_fault(registry, known, spoil, fault):
+    stored = written(registry, record(a="string"), {"a": "text"})
+    registry.register("another", {"schema": "{}", "schemaType": "JSON"})
+    registry.register("damaged", {"schema": '{"type": "nothing"}'})
+    assert fault in AVRO.fault(spoil(stored))
+
+
+def test_a_schema_is_fetched_once_and_kept_for_the_next_process(registry, tmp_path, monkeypatch):
+    know(registry, tmp_path, monkeypatch)
+    stored = written(registry, "string", "text")
+    assert [shown(AVRO, stored)["value"] for _ in range(3)] == ["text"] * 3
+    assert registry.requests["/schemas/ids/100"] == 1
+    registry.is_away = True
+    know(registry, tmp_path, monkeypatch)
+    assert shown(AVRO, stored)["value"] == "text"
+    with SchemaRegistry() as other:
+        # Which may have another schema by this id.
+        know(other, tmp_path, monkeypatch)
+        assert "no such schema" in AVRO.fault(stored)
+
+
+def test_a_registry_that_is_away_is_no_fault_of_the_value(registry, tmp_path, monkeypatch):
+    know(registry, tmp_path, monkeypatch)
+    known, new = written(registry, "string", "text"), written(registry, "long", 1)
+    assert AVRO.fault(known) is None
+    registry.is_away = True
+    with pytest.raises(SchemaUnavailable, match=r"did not give the schema 101: .*The registry is away"):
+        AVRO.fault(new)
+    assert shown(AVRO, known)["value"] == "text"
+    registry.is_away = False
+    wait_until(lambda: _is_known(new), "the schema")
+    assert shown(AVRO, new)["value"] == 1
+
+
+def _is_known(stored: bytes) -> bool:
+    try:
+        return AVRO.fault(stored) is None
+    except SchemaUnavailable:
+        return False
+
+
+def test_a_read_waits_for_no_registry(registry, tmp_path, monkeypatch):
+    """It is on the event loop."""
+    know(registry, tmp_path, monkeypatch)
+    stored = written(registry, "string", "text")
+    with pytest.raises(SchemaUnavailable, match="is being fetched"):
+        AVRO.to_json(stored)
+    wait_until(lambda: registry.requests["/schemas/ids/100"], "the fetch")
+    assert shown(AVRO, stored)["value"] == "text"
+
+
+def test_a_proxy_that_finds_nothing_does_not_make_values_bad(registry, tmp_path, monkeypatch):
+    stored = written(registry, "string", "text")
+    schemas = Schemas(f"{registry.url}/elsewhere", tmp_path, 20)
+    monkeypatch.setattr(codecs._known, "decoder_of", schemas.decoder_of)
+    with pytest.raises(SchemaUnavailable, match="404"):
+        AVRO.fault(stored)
+
+
+def test_credentials_come_from_the_file_of_properties(registry, tmp_path, monkeypatch):
+    stored = written(registry, "string", "text")
+    registry.credentials = "reader:a secret"
+    file = tmp_path / "registry.properties"
+    file.write_text("schema.registry.basic.auth.user.info=reader:a secret\n")
+    schemas = Schemas(f"{registry.url}?properties={file}", tmp_path, 20)
+    monkeypatch.setattr(codecs._known, "decoder_of", schemas.decoder_of)
+    assert shown(AVRO, stored)["value"] == "text"
+
+
+@pytest.mark.parametrize(
+    ("url", "refusal"),
+    [
+        ("registry:8081", "schema_registry 'registry:8081' is not of the form http://HOST:PORT"),
+        ("http://h:1?no.such.property=1", "schema_registry 'http://h:1': .*no.such.property"),
+        ("http://h:1?properties=/nowhere", "The file /nowhere of properties cannot be read"),
+        ("http://h:1?ssl.ca.location=/nowhere", "schema_registry 'http://h:1': "),
+    ],
+)
+def test_a_url_that_is_of_no_use_is_refused(tmp_path, url, refusal):
+    with pytest.raises(SettingError, match=refusal):
+        Schemas(url, tmp_path)
+
+
+def test_json_with_the_id_of_its_schema(registry):
+    """It needs no registry: whoever wrote it has checked it."""
+    client = SchemaRegistryClient({"url": registry.url})
+    schema = {"type": "object", "title": "T", "properties": {"n": {"type": "integer"}}}
+    stored = JSONSerializer(json.dumps(schema), client)({"n": 2**60}, VALUE)
+    codec = VALUE_CODECS["json-schema"]
+    assert shown(codec, stored) == {"value": {"n": 2**60}, "schema_id": 100}
+    assert codec.fault(stored[:-1]).startswith("it is not JSON")
+    assert codec.fault(b"{}") == "it has 2 bytes, fewer than the 5 of a schema's id"

@@ -1,0 +1,107 @@
+"""A schema registry on this machine: the part of the REST interface of Confluent's that its serializers use.
+
+It stands in for the real one, which no package has.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+
+class SchemaRegistry(ThreadingHTTPServer):
+    """Schemas by their ids, and by the versions of their subjects.
+
+    Once it has ``credentials``, as ``user:password``, requests without them are refused.
+    """
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.schemas: list[dict[str, Any]] = []
+        self.versions: dict[str, list[int]] = {}
+        self.requests: Counter[str] = Counter()
+        """How many there were for each path."""
+        self.credentials: str | None = None
+        self.is_away = False
+        self._thread = Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05})
+
+    def __enter__(self) -> SchemaRegistry:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+    def register(self, subject: str, schema: dict[str, Any]) -> int:
+        """The id of a schema, the same for the same content."""
+        content = {"schemaType": "AVRO", "references": []} | schema
+        if content not in self.schemas:
+            self.schemas.append(content)
+        schema_id = 100 + self.schemas.index(content)
+        versions = self.versions.setdefault(subject, [])
+        if schema_id not in versions:
+            versions.append(schema_id)
+        return schema_id
+
+    def answer(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
+        """A status and a document."""
+        match re.fullmatch(r"/(schemas/ids|subjects)/([^/]+)(?:/versions(?:/(\d+))?)?", path):
+            case None:
+                return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
+            case found if found[1] == "schemas/ids":
+                number = int(found[2]) - 100
+                if number in range(len(self.schemas)):
+                    return 200, self.schemas[number]
+                return 404, {"error_code": 40403, "message": "Schema not found"}
+            case found if method == "POST":
+                given = json.loads(body)
+                schema_id = self.register(unquote(found[2]), {name: given[name] for name in given if given[name]})
+                return 200, {"id": schema_id, **self.schemas[schema_id - 100]}
+            case found:
+                subject, version = unquote(found[2]), int(found[3])
+                schema_id = self.versions[subject][version - 1]
+                named = {"subject": subject, "version": version, "id": schema_id}
+                return 200, {**named, **self.schemas[schema_id - 100]}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: SchemaRegistry
+
+    def do_GET(self) -> None:
+        self._answer(b"")
+
+    def do_POST(self) -> None:
+        self._answer(self.rfile.read(int(self.headers["content-length"])))
+
+    def _answer(self, body: bytes) -> None:
+        path = urlsplit(self.path).path
+        self.server.requests[path] += 1
+        credentials = self.server.credentials
+        expected = "" if credentials is None else f"Basic {base64.b64encode(credentials.encode()).decode()}"
+        if self.server.is_away:
+            status, document = 503, {"error_code": 503, "message": "The registry is away"}
+        elif credentials is not None and self.headers.get("authorization") != expected:
+            status, document = 401, {"error_code": 401, "message": "Unauthorized"}
+        else:
+            status, document = self.server.answer(self.command, path, body)
+        text = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/vnd.schemaregistry.v1+json")
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
