@@ -24,6 +24,7 @@ from forebay.bearer_tokens import BearerTokens, TokenHolder
 from forebay.clock import boot_ms, epoch_ms, time_text
 from forebay.errors import BadKey, Forbidden
 from forebay.reloaded_file import ReloadedFile
+from forebay.request_trace import current
 from forebay.store_spec import StoreSpec
 from forebay.toml_tables import did_you_mean
 
@@ -263,7 +264,9 @@ class AuditLog:
         """Add a line; if too many wait, it is dropped, and the next one says how many were."""
         if self._dropped:
             members["dropped"] = self._dropped
-        line = json.dumps({"audit": event, "at": time_text(int(epoch_ms())), **members})
+        trace = current.get()
+        request = {} if trace is None else {"request_id": trace.request_id}
+        line = json.dumps({"audit": event, "at": time_text(int(epoch_ms())), **members, **request})
         try:
             self._lines.put_nowait(logging.makeLogRecord({"msg": line, "levelno": logging.INFO}))
             self._dropped = 0

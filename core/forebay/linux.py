@@ -1,8 +1,9 @@
-"""What processes ask of the Linux kernel that Python's standard library cannot; elsewhere they do without."""
+"""What processes need of Linux that Python's standard library lacks, elsewhere they do without; and how they start others."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import socket
 import struct
@@ -28,3 +29,13 @@ def peer_user(connection: socket.socket) -> int | None:
     except OSError:
         return None
     return int(_CREDENTIALS.unpack(credentials)[1])
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module with this interpreter; no module is taken from the current directory."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def module_environment() -> dict[str, str]:
+    """The environment in which modules are found where this process finds them, wherever that was started."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

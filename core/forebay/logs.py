@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from queue import SimpleQueue
 from typing import TextIO
 
+from forebay.request_trace import current
+
 _MAX_WAITING = 10_000
 _PATIENCE_S = 1.0
 """How long the end of a process waits for its last lines to be written."""
@@ -31,9 +33,21 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        trace = current.get()
+        if trace is not None:
+            document["request_id"] = trace.request_id
         if record.exc_info:
             document["exception"] = self.formatException(record.exc_info)
         return json.dumps(document, ensure_ascii=False)
+
+
+class TextFormatter(logging.Formatter):
+    """A line for people."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # logging calls it so.
+        """The line, with the id of the request that it is about."""
+        trace = current.get()
+        return super().formatMessage(record) + ("" if trace is None else f" (request {trace.request_id})")
 
 
 class LinesInBackground(logging.Handler):
@@ -90,7 +104,7 @@ class LinesInBackground(logging.Handler):
 def configure_logs(level: str, form: str) -> None:
     """Send logs of the given level and above to standard error in the given form."""
     handler = LinesInBackground(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    text = TextFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if form == "json" else text)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -92,6 +92,7 @@ def run(settings: RouterSettings, place: ProcessSlot, *inherited: socket.socket)
         metrics = RouterMetrics(running)
         hosts = allowed_hosts(settings.listen, settings.allowed_hosts)
         protocol = make_protocol(
+            "router",
             addressed(guarded(RouterFastPath(running, metrics), authenticator, metrics.refusals), hosts),
             cors_options(settings.cors_allow_origins),
             lambda: running.draining,

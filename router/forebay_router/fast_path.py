@@ -19,6 +19,7 @@ from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.errors import InternalError, Problem
+from forebay.request_trace import RequestTrace, context_of
 from forebay.routing.failover_policy import Action, NoteSlow, NoteThrottled, ReadPolicy, Wait
 from forebay.streams_metadata import HostInfo
 from forebay.wire.answer_aging import IN_TRANSIT_MS, answer_by_now
@@ -108,6 +109,8 @@ class RouterFastPath:
         read = _Outstanding(prepared, segment, partition, named, pending, target, now, peer)
         # Of the bytes received, only key and query are passed on, both checked.
         sent = b"".join((prepared.before, segment, prepared.between, target.rest))
+        if pending.trace is not None:
+            sent = pending.trace.passed_on(sent)
         max_load = router.settings.max_in_flight_per_worker
         if not target.upstream.send(sent, partial(self._answered, read), max_load):
             return None
@@ -123,11 +126,11 @@ class RouterFastPath:
         pending = protocol.pending(request.template)
         pending.waits = b"wait_ms=" in request.template.query
         batch = self._batch(request, protocol, pending, protocol.peer(request.template))
-        pending.on_abandoned = self._begin(batch).cancel
+        pending.on_abandoned = self._begin(batch, pending.trace).cancel
         return pending
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
+    def _begin(self, work: Coroutine[Any, Any, None], trace: RequestTrace | None) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, context=context_of(trace))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -222,7 +225,7 @@ class RouterFastPath:
         read.done = True
         answer: asyncio.Future[HttpAnswer] = asyncio.get_running_loop().create_future()
         read.first = FirstRequest(read.target.worker.host, read.sent_boot_ms, answer)
-        slow_path = self._begin(self._slow_path(read, read.first, policy, actions))
+        slow_path = self._begin(self._slow_path(read, read.first, policy, actions), read.pending.trace)
         # It keeps its place among those in flight: who was admitted is not refused for others that came later.
         slow_path.add_done_callback(partial(self._leave, read.peer))
         read.pending.on_abandoned = slow_path.cancel

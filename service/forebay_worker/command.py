@@ -131,6 +131,7 @@ def run(settings: WorkerSettings, place: ProcessSlot) -> None:
             running.start()
             log.info("worker %s serves %s", running.host, running.topology.application_id)
             protocol = make_protocol(
+                "worker",
                 addressed(guarded(WorkerFastPath(running, metrics), authenticator, metrics.refusals), hosts),
                 cors_options(settings.cors_allow_origins),
                 lambda: running.draining,

@@ -4,7 +4,8 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 
-from forebay.logs import JsonFormatter
+from forebay.logs import JsonFormatter, TextFormatter
+from forebay.request_trace import RequestTrace, context_of
 
 LOG_SOMETHING = """
 import logging
@@ -98,3 +99,14 @@ def test_a_pipe_that_nobody_reads_stops_nobody() -> None:
     assert "the last one" in messages
     assert any("lines were dropped" in message for message in messages)
     assert len(messages) < 30_000
+
+
+def test_a_line_about_a_request_has_its_id() -> None:
+    trace = RequestTrace("order-66?", b"")
+    logged = record("failed")
+    forms = (JsonFormatter().format, TextFormatter("%(message)s").format)
+    about, others = ([context_of(of).run(form, logged) for form in forms] for of in (trace, None))
+    assert json.loads(about[0])["request_id"] == "order-66?"
+    assert about[1] == "failed (request order-66?)"
+    assert "request_id" not in json.loads(others[0])
+    assert others[1] == "failed"

@@ -57,7 +57,7 @@ class SentRead:
                 return True
 
         class Client:
-            address = PEER
+            address, trace = PEER, None
 
             def pending(self, template: RequestTemplate) -> Client:
                 return self
@@ -122,7 +122,7 @@ async def test_a_batch_that_fails_is_answered_and_counted(monkeypatch):
         def pending(self, template: RequestTemplate) -> PendingResponse:
             return cast(PendingResponse, self)
 
-        address = PEER
+        address, trace = PEER, None
 
         def peer(self, template: RequestTemplate) -> Peer:
             return PEER

@@ -40,6 +40,7 @@ from forebay.errors import (
     Unauthenticated,
     UnknownPath,
 )
+from forebay.request_trace import RequestTrace, current
 from forebay.wire.answer_schemas.components import components
 from forebay.wire.answers import HttpAnswer, json_answer, problem_answer
 from forebay.wire.batches import MAX_KEY_BYTES, key_too_long
@@ -48,6 +49,7 @@ from forebay_web.hosts import AllowedHosts
 from forebay_web.large_answers import LargeAnswer, LargeResponse
 from forebay_web.limits import Held
 from forebay_web.request_guard import OPEN_PATHS, Guard, HostGuard, is_unknown
+from forebay_web.request_tracing import RequestTracing
 from forebay_web.tickets import TicketParameter, Tickets, followed
 
 log = logging.getLogger(__name__)
@@ -112,7 +114,7 @@ ANSWER_HEADERS: dict[str, Any] = {
 PROBLEM_HEADERS: dict[str, Any] = {
     "Forebay-Problem": {"description": "The name of the problem's type.", "schema": {"type": "string"}},
 }
-EXPOSED_HEADERS = (*ANSWER_HEADERS, *PROBLEM_HEADERS, "Retry-After")
+EXPOSED_HEADERS = (*ANSWER_HEADERS, *PROBLEM_HEADERS, "Retry-After", "Server-Timing", "X-Request-Id")
 PROBLEM_SCHEMA: dict[str, Any] = {
     "title": "Problem",
     "description": "RFC 9457 problem details; further members depend on the type.",
@@ -123,6 +125,7 @@ PROBLEM_SCHEMA: dict[str, Any] = {
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},
+        "request_id": {"type": "string", "description": "That of the request, if it came with one."},
     },
 }
 _TAGS = {
@@ -320,9 +323,10 @@ def make_application(
         app.add_middleware(BrowserCors, **options)
     if not hosts.any:
         app.add_middleware(HostGuard, hosts=hosts, refusals=refusals)
-    # Added last, so it runs first.
     app.add_middleware(TicketParameter)
-    _answer_errors_as_problems(app)
+    # Added last, so it runs first.
+    app.add_middleware(RequestTracing, tier=tier)
+    _answer_errors_as_problems(app, tier)
     _add_ops_routes(app, ready, metrics)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
@@ -340,7 +344,7 @@ def cors_options(cors_allow_origins: tuple[str, ...]) -> dict[str, Any] | None:
     }
 
 
-def _answer_errors_as_problems(app: FastAPI) -> None:
+def _answer_errors_as_problems(app: FastAPI, tier: str) -> None:
     async def on_problem(request: Request, error: Exception) -> Response:
         assert isinstance(error, Problem)
         return respond(problem_answer(error))
@@ -369,8 +373,12 @@ def _answer_errors_as_problems(app: FastAPI) -> None:
         return respond(problem_answer(BadRequest(found or "The request is not valid.")))
 
     async def on_crash(request: Request, error: Exception) -> Response:
+        trace = current.get() or RequestTrace.made()
+        # The line that is logged has it, by which the answer's is found.
+        current.set(trace)
         log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
-        return respond(problem_answer(InternalError("The service failed; its log says why.")))
+        problem = problem_answer(InternalError("The service failed; its log says why."))
+        return respond(trace.stated(problem, tier))
 
     from fastapi.exceptions import RequestValidationError
 

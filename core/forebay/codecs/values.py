@@ -1,8 +1,8 @@
 """Value codecs: what a stored value is in JSON.
 
 Values with a schema of a registry are in Confluent's wire format: a zero, a schema's id in four bytes, a payload.
-They are stored as they were written. Whoever knows a registry says how payloads of ``avro`` are decoded; this module
-knows none.
+They are stored as they were written. Whoever knows a registry says how payloads of ``avro`` are decoded; this
+module knows none.
 """
 
 from __future__ import annotations

@@ -13,13 +13,21 @@ from functools import lru_cache
 from typing import cast
 
 from forebay.errors import AnswerTooLarge, Problem
+from forebay.request_trace import current
 from forebay.wire.answers import MAX_ANSWER_BYTES, HttpAnswer, problem_answer
 
 _MAX_LATE_MS = 100.0
 TIME_TO_READ_S = 0.02
 """How long what was received while the process was stopped may take to be read."""
 _MAX_HEAD_BYTES = 64 << 10
-_KNOWN_LINES = (b"forebay-", b"content-type:", b"cache-control:", b"retry-after:", b"www-authenticate:")
+_KNOWN_LINES = (
+    b"forebay-",
+    b"content-type:",
+    b"cache-control:",
+    b"retry-after:",
+    b"www-authenticate:",
+    b"server-timing:",
+)
 """How the header lines begin that are passed on to clients; others are dropped."""
 _MAX_GATHERED = 16
 """Requests sent together at most: the worker can begin with them while others still come."""
@@ -95,7 +103,13 @@ class Connection(asyncio.Protocol):
         return bool(self._unsent)
 
     def send(self, request: bytes, on_answer: OnAnswer, *, at_once: bool) -> None:
-        """Send a request, either at once or together with others of the event loop's turn."""
+        """Send a request, either at once or together with others of the event loop's turn.
+
+        It has the trace of the request that this task works on.
+        """
+        trace = current.get()
+        if trace is not None:
+            request = trace.passed_on(request)
         if self.closed or self._transport is None:
             self._loop.call_soon(on_answer, None)
             return

@@ -12,6 +12,7 @@ from typing import Any
 from forebay.errors import AnswerTooLarge
 from forebay.networks import Networks
 from forebay.process_identity import IDENTITY_PATH, MAX_IDENTITY_BYTES
+from forebay.request_trace import current
 from forebay.streams_metadata import HostInfo
 from forebay.timeouts import running_timeout
 from forebay.wire.answers import HttpAnswer
@@ -97,7 +98,8 @@ class Opener:
         """A stream of events that a request asks for; raises ``OSError``."""
         transport, reader = await self._open(host)
         await self._require_admitted(host, transport, reader)
-        transport.write(request)
+        trace = current.get()
+        transport.write(request if trace is None else trace.passed_on(request))
         return EventUpstream(reader, transport)
 
     async def _open(self, host: HostInfo) -> tuple[asyncio.Transport, asyncio.StreamReader]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from forebay.request_trace import context_of
 from forebay.streams_metadata import HostInfo
 from forebay.wire.answers import HttpAnswer
 from forebay_router.upstream.connection import Admit, Connection, InFlight, OnAnswer, UpstreamClosed, exchange
@@ -168,7 +169,9 @@ class WorkerConnections:
         if best is not None and len(self._shared) >= _CONNECTIONS:
             return best
         if self._opening is None:
-            self._opening = asyncio.ensure_future(self._opener.connect(self.host, self._in_flight))
+            # For everybody's requests, so in the context of none.
+            connecting = self._opener.connect(self.host, self._in_flight)
+            self._opening = asyncio.create_task(connecting, context=context_of(None))
             self._opening.add_done_callback(self._opened)
         opening = self._opening
         return best if best is not None else await asyncio.shield(opening)

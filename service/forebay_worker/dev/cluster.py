@@ -12,11 +12,10 @@ from pathlib import Path
 import httpx
 
 from forebay.errors import ForebayError
-from forebay.linux import end_with_parent
+from forebay.linux import end_with_parent, module_command, module_environment
 from forebay.streams_metadata import HostInfo
 from forebay.topology_file import load_topology
 from forebay_changelog.sqlite.changelog import SqliteChangelog
-from forebay_web.processes.python_module import module_command, module_environment
 from forebay_worker.dev.sample import STORE, TOPOLOGY, SampleStream
 
 _STOP_TIMEOUT_S = 30.0

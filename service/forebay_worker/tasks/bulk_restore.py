@@ -22,10 +22,10 @@ from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 from forebay.clock import boot_ms
+from forebay.linux import module_command, module_environment
 from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.streams_metadata import HostInfo
 from forebay.task_ids import TopicPartition
-from forebay_web.processes.python_module import module_command, module_environment
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_events import (

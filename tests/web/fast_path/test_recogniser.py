@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from forebay.request_trace import RequestTrace
 from forebay_web.fast_path import (
     PreparedRequests,
     RecognisedRead,
@@ -269,6 +270,60 @@ def test_earlier_requests_change_nothing(received):
             else:
                 template, begin, segment_end, end = found
                 assert RecognisedRead(template, (prefix + data)[begin:segment_end], end - len(prefix)) == alone
+
+
+TRACE_LINES = st.sampled_from(
+    [
+        b"X-Request-Id: 7",
+        b"x-request-id:",
+        b"X-REQUEST-ID:\t8 ",
+        b"traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        b"Tracestate: a=b",
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(data=ALIKE | requests(), lines=st.lists(TRACE_LINES, min_size=1, max_size=4), place=st.integers(0, 3))
+def test_a_trace_changes_no_form(data, lines, place):
+    """Wherever its lines stand; what follows the request begins where it did."""
+    head, ends, rest = data.partition(b"\r\n\r\n")
+    parts = head.split(b"\r\n")
+    at = 1 + min(place, len(parts) - 1)
+    traced = b"\r\n".join([*parts[:at], *lines, *parts[at:]]) + ends + rest
+    seen: list[RequestTrace] = []
+
+    def note(template: RequestTemplate, trace: RequestTrace) -> RequestTemplate:
+        seen.append(trace)
+        return template
+
+    prepared_requests = PreparedRequests(lambda template: template, note)
+    alone = prepared_requests.find(data)
+    found = prepared_requests.find(traced)
+    if alone is None:
+        assert found is None
+    else:
+        assert found == (*alone[:3], alone[3] + len(traced) - len(data))
+        given = {line.lower().partition(b":")[0] for line in lines}
+        assert len(seen) <= 1
+        assert not seen or given & {b"x-request-id", b"traceparent"}
+
+
+@pytest.mark.parametrize(
+    "line", [b"X-Request-Id: \x00", b"X-Request-Id : 7", b"X-Request-Id: \xff", b"X-Request-Id: 7\r\n 8"]
+)
+def test_a_line_that_parsers_read_differently_is_left_to_the_parser(line):
+    assert (
+        PreparedRequests(lambda template: template).find(PLAIN.replace(b"Host: x", b"Host: x\r\n" + line)) is None
+    )
+
+
+def test_requests_with_traces_of_their_own_are_of_one_form():
+    prepared: list[RequestTemplate] = []
+    prepared_requests = PreparedRequests(lambda template: prepared.append(template) or template)
+    for number in range(50):
+        prepared_requests.find(PLAIN.replace(b"Host: x", b"Host: x\r\nX-Request-Id: %d" % number))
+    assert len(prepared) == 1
 
 
 def test_repeated_request_forms_are_prepared_once(monkeypatch):

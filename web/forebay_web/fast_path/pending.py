@@ -10,6 +10,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from forebay.clock import boot_ms
 from forebay.lag import Tolerance
+from forebay.request_trace import RequestTrace
 from forebay.wire.answer_aging import answer_by_now
 from forebay.wire.answers import HttpAnswer
 from forebay_web.large_answers import LargeAnswer
@@ -22,6 +23,13 @@ class ClientConnection(Protocol):
     """A client's connection, which answers go out on."""
 
     loop: asyncio.AbstractEventLoop
+    trace: RequestTrace | None
+    """That of the request which is being handled."""
+
+    @property
+    def tier(self) -> str:
+        """Which it is of."""
+        ...
 
     def send_if_next(self, pending: PendingResponse, answer: HttpAnswer) -> bool:
         """Have a slot's answer sent if no earlier one holds it up, and those that it held up; whether it was."""
@@ -59,11 +67,22 @@ class PendingResponse:
     ``lines`` are the header lines for the request's origin.
     """
 
-    __slots__ = ("_answer", "_bounds", "_connection", "_filled_boot_ms", "lines", "on_abandoned", "state", "waits")
+    __slots__ = (
+        "_answer",
+        "_bounds",
+        "_connection",
+        "_filled_boot_ms",
+        "lines",
+        "on_abandoned",
+        "state",
+        "trace",
+        "waits",
+    )
 
     def __init__(self, connection: ClientConnection, lines: bytes) -> None:
         self._connection = connection
         self.lines = lines
+        self.trace = connection.trace
         self.state = OPEN
         self.waits = False
         """Whether it may wait for long, so that a client that sends nothing more has left."""
@@ -100,7 +119,12 @@ class PendingResponse:
         if self._bounds is not None:
             store, tolerance = self._bounds
             answer = answer_by_now(answer, boot_ms() - self._filled_boot_ms, tolerance, store)
-        return render(answer, self.lines)
+        return self.rendered(answer)
+
+    def rendered(self, answer: HttpAnswer) -> bytes:
+        """The bytes of its answer."""
+        stated = answer if self.trace is None else self.trace.stated(answer, self._connection.tier)
+        return render(stated, self.lines)
 
 
 class WriteCoalescer:

@@ -7,14 +7,16 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import Message, Receive, Scope, Send
 
+from forebay.clock import boot_ms
 from forebay.lag import UNLIMITED
+from forebay.request_trace import RequestTrace
 from forebay.wire.answers import HttpAnswer, problem_answer
 from forebay_web.fast_path.pending import ABANDONED, FILLED, PendingResponse, WriteCoalescer, head_of, render
 from forebay_web.fast_path.recogniser import (
@@ -112,6 +114,9 @@ class FastPathProtocol(SlowPathProtocol):
     origins: ClassVar[OriginHeaders]
     coalescer: ClassVar[WriteCoalescer]
     limits: ClassVar[Limits]
+    tier: ClassVar[str]
+    trace: RequestTrace | None = None
+    """That of the request which is being handled."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -318,6 +323,8 @@ class FastPathProtocol(SlowPathProtocol):
         if last and type(self).draining():
             return None
         try:
+            if isinstance(request, RecognisedBatch) and request.trace is not None:
+                return _handle_traced(handler, request.trace, request, self)
             return handler(request, self)
         except Exception:
             # The route answers, with its own error handling.
@@ -342,7 +349,7 @@ class FastPathProtocol(SlowPathProtocol):
         if not pending_responses or pending_responses[0] is not pending or self.flow.write_paused:
             return False
         pending_responses.popleft()
-        sent = render(answer, pending.lines)
+        sent = pending.rendered(answer)
         self._send(sent)
         if pending_responses or self._held or self._ended:
             self._adapt(len(sent))
@@ -351,7 +358,8 @@ class FastPathProtocol(SlowPathProtocol):
 
     async def send_large(self, pending: PendingResponse, answer: LargeAnswer) -> None:
         """Send the answer of a slot whose predecessors are sent, as fast as the client reads."""
-        self._send(head_of(answer, answer.size_bytes, pending.lines))
+        lines = pending.lines if pending.trace is None else pending.lines + pending.trace.head(self.tier)
+        self._send(head_of(answer, answer.size_bytes, lines))
         self.send_now()
         for piece in pieces_of(answer.parts):
             await self.flow.drain()
@@ -433,14 +441,29 @@ class FastPathProtocol(SlowPathProtocol):
             self._close()
 
 
+def _handle_traced(
+    handler: Callable[[Any, FastPathProtocol], Outcome],
+    trace: RequestTrace,
+    request: bytes | RecognisedBatch,
+    protocol: FastPathProtocol,
+) -> Outcome:
+    """The handler's answer to a request with a trace."""
+    protocol.trace = trace = trace._replace(begun_boot_ms=boot_ms())
+    try:
+        outcome = handler(request, protocol)
+    finally:
+        protocol.trace = None
+    return trace.stated(outcome, protocol.tier) if type(outcome) is HttpAnswer else outcome
+
+
 def left_to_slow_path(segment: bytes, protocol: FastPathProtocol) -> None:
     """Handles reads in a form that is not for the fast path."""
 
 
 def make_protocol(
-    handlers: Handlers, cors: Mapping[str, Any] | None, draining: Callable[[], bool], limits: Limits
+    tier: str, handlers: Handlers, cors: Mapping[str, Any] | None, draining: Callable[[], bool], limits: Limits
 ) -> type[FastPathProtocol]:
-    """A protocol class for uvicorn's ``http`` setting, bound to a tier's handlers, CORS options and limits."""
+    """A protocol class for uvicorn's ``http`` setting, bound to a tier, its handlers, CORS options and limits."""
     origins = OriginHeaders(cors)
 
     def prepare(template: RequestTemplate) -> _PreparedRead:
@@ -451,8 +474,12 @@ def make_protocol(
             read = left_to_slow_path
         return _PreparedRead(template, read, origins.lines(template.origin))
 
+    def traced(prepared: _PreparedRead, trace: RequestTrace) -> _PreparedRead:
+        return prepared._replace(read=partial(_handle_traced, prepared.read, trace))
+
     bound = {
-        "prepared_requests": PreparedRequests(prepare),
+        "tier": tier,
+        "prepared_requests": PreparedRequests(prepare, traced),
         "batch_handler": staticmethod(handlers.batch),
         "draining": staticmethod(draining),
         "origins": origins,

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
+from forebay.request_trace import RequestTrace, cut_out
 from forebay.wire.batches import MAX_BODY_BYTES, MAX_KEY_BYTES
 from forebay_web.fast_path.header_block import classify_headers
 
@@ -67,12 +68,14 @@ class RecognisedRead(NamedTuple):
 
 
 class RecognisedBatch(NamedTuple):
-    """A recognised batch: its form, its body, whether the answer is to be in frames, and where its bytes end."""
+    """A recognised batch: its form, its body, whether the answer is to be in frames, where its bytes end, and what
+    follows it."""
 
     template: RequestTemplate
     body: bytes
     frames: bool
     end: int
+    trace: RequestTrace | None = None
 
     def target(self) -> tuple[str, str]:
         """Its method and path."""
@@ -129,12 +132,13 @@ def recognise_batch(data: bytes) -> RecognisedBatch | None:
     if head_end < 0 or head_end > _MAX_HEAD_BYTES:
         return None
     # Not cached: its length makes nearly every block different.
-    headers = classify_headers(data[line_end:head_end])
+    block, trace = cut_out(data[line_end : head_end + 2])
+    headers = classify_headers(block[:-2])
     if headers is None or headers.length != len(data) - head_end - 4 or headers.length > MAX_BODY_BYTES:
         return None
     store, query = line.groups(b"")
     template = RequestTemplate(store.decode(), query, *headers[:4])
-    return RecognisedBatch(template, data[head_end + 4 :], headers.frames, len(data))
+    return RecognisedBatch(template, data[head_end + 4 :], headers.frames, len(data), trace)
 
 
 class PreparedRequests(Generic[T]):
@@ -144,8 +148,13 @@ class PreparedRequests(Generic[T]):
     all that is looked at. A bounded number of forms is remembered.
     """
 
-    def __init__(self, prepare: Callable[[RequestTemplate], T]) -> None:
+    def __init__(
+        self,
+        prepare: Callable[[RequestTemplate], T],
+        traced: Callable[[T, RequestTrace], T] = lambda prepared, _: prepared,
+    ) -> None:
         self._prepare = prepare
+        self._traced = traced
         self._known: _ByParts[T] = {}
         self._known_before: _ByParts[T] = {}
         """The generation before: what is not asked for again goes with it."""
@@ -169,6 +178,11 @@ class PreparedRequests(Generic[T]):
         return self._learn(data, at)
 
     def _learn(self, data: bytes, at: int) -> tuple[T, int, int, int] | None:
+        end = data.find(_HEAD_END, at) + len(_HEAD_END)
+        if len(_HEAD_END) <= end - at <= _MAX_HEAD_BYTES:
+            head, trace = cut_out(data[at:end])
+            if len(head) < end - at:
+                return self._find_traced(head, trace, at, end)
         request = recognise(data, at)
         if request is None:
             return None
@@ -184,6 +198,16 @@ class PreparedRequests(Generic[T]):
             self._known.setdefault(before, {})[after] = prepared
             self._remembered += 1
         return prepared, begin, segment_end, request.end
+
+    def _find_traced(
+        self, head: bytes, trace: RequestTrace | None, at: int, end: int
+    ) -> tuple[T, int, int, int] | None:
+        """The same for a request in ``at`` to ``end`` that has a trace; without, it is in the form of others."""
+        found = self.find(head)
+        if found is None:
+            return None
+        prepared, begin, segment_end, _ = found
+        return prepared if trace is None else self._traced(prepared, trace), at + begin, at + segment_end, end
 
 
 class Recogniser(Generic[T]):

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import ForebayError
+from forebay.linux import module_command, module_environment
 from forebay.settings import RouterSettings, Tier, WorkerSettings
 from forebay_web.processes.process_slot import ProcessSlot, set_date
-from forebay_web.processes.python_module import module_command, module_environment
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from forebay.clock import boot_ms
 from forebay.errors import Problem
 from forebay.lag import Lag, worst_lag
+from forebay.request_trace import context_of
 from forebay_web.follower_wakeups import Waker, follower_turns
 from forebay_web.store_changes.cursors import ChangesCursor
 from forebay_web.store_changes.pages import ChangesPage
@@ -100,7 +101,8 @@ class ChangesFeed:
         """Poll a worker for all its partitions, instead of those that it is polled for."""
         if (polling := self._polls.get(host)) is not None:
             polling.cancel()
-        self._polls[host] = asyncio.ensure_future(self._poll(host))
+        # For all followers, so in the context of none's request.
+        self._polls[host] = asyncio.create_task(self._poll(host), context=context_of(None))
 
     async def _poll(self, host: str) -> None:
         await asyncio.sleep(_JOINING_S)
