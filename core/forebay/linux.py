@@ -1,4 +1,4 @@
-"""What processes need of Linux that the standard library lacks; elsewhere they do without. How they start others."""
+"""What processes need of Linux that the standard library lacks, and how they start others."""
 
 from __future__ import annotations
 
