@@ -44,12 +44,8 @@ UNKNOWN_LAG = Lag(None, None, None)
 
 def worst_lag(lags: list[Lag]) -> Lag:
     """Figure by figure the largest; unknown if any is."""
-
-    def worst(figures: list[int | None]) -> int | None:
-        known = [figure for figure in figures if figure is not None]
-        return max(known) if known and len(known) == len(figures) else None
-
-    return Lag(*(worst(list(figures)) for figures in zip(*lags, strict=True))) if lags else UNKNOWN_LAG
+    columns = zip(*lags, strict=True)
+    return Lag(*[None if None in figures else max(figures) for figures in columns]) if lags else UNKNOWN_LAG
 
 
 _UNKNOWN = {

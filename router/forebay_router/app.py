@@ -42,7 +42,7 @@ from forebay.wire.parameters import ReadParameters, parse_parameters
 from forebay_console.data_routes import Console, add_console_routes
 from forebay_console.history import Bounds
 from forebay_console.page import add_console_page
-from forebay_router.metrics import ANSWER_MS, SERVED_BOUNDS, RouterMetrics
+from forebay_router.metrics import ANSWER_MS, RouterMetrics
 from forebay_router.reads.batches import batch_get
 from forebay_router.reads.key_changes import RoutedChanges
 from forebay_router.reads.keys import read_key
@@ -51,6 +51,7 @@ from forebay_router.reads.store_changes import RoutedSource
 from forebay_router.router import Router
 from forebay_web.application import HeldResponse, body_of, make_application, respond
 from forebay_web.document_routes import add_document_routes
+from forebay_web.histogram import SERVED_BOUNDS
 from forebay_web.hosts import ANY_HOST, AllowedHosts
 from forebay_web.posted_cursor import continued, cursor_of_body
 from forebay_web.processes.group_metrics import GroupMetrics
@@ -319,17 +320,20 @@ class _ListResponse(StreamedResponse):
 
 def _batch_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request], Any]:
     async def endpoint(request: Request) -> Response:
+        begun_boot_ms = boot_ms()
         query, store = request.scope["query_string"], request.path_params["store"]
         peer = router.limits.peers.of(request.scope)
         with contextlib.ExitStack() as held:
             memory = held.enter_context(router.limits.memory_of(peer))
             try:
                 body = await body_of(request, MAX_BODY_BYTES, memory)
+                batch = batch_get(router, metrics, store, query, body, peer, memory, access_of(request.scope))
+                return HeldResponse(respond(await for_client(request, batch)), held.pop_all())
             except Problem as problem:
                 metrics.count(BATCH_ROUTE.path, problem.status, store, problem.name)
                 return respond(problem_answer(problem))
-            batch = batch_get(router, metrics, store, query, body, peer, memory, access_of(request.scope))
-            return HeldResponse(respond(await for_client(request, batch)), held.pop_all())
+            finally:
+                metrics.observe_ms(BATCH_ROUTE.path, store, boot_ms() - begun_boot_ms)
 
     return endpoint
 

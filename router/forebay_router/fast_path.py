@@ -138,7 +138,7 @@ class RouterFastPath:
     async def _batch(
         self, request: RecognisedBatch, protocol: FastPathProtocol, pending: PendingResponse, peer: Peer
     ) -> None:
-        template, router = request.template, self._router
+        begun_boot_ms, template, router = boot_ms(), request.template, self._router
         answer: HttpAnswer | LargeAnswer
         with router.limits.memory_of(peer) as memory:
             try:
@@ -152,6 +152,7 @@ class RouterFastPath:
             except Exception:
                 answer = _failed("a batch failed")
                 self._metrics.count(BATCH_ROUTE.path, answer.status, template.store, InternalError.name)
+            self._metrics.observe_ms(BATCH_ROUTE.path, template.store, boot_ms() - begun_boot_ms)
             if isinstance(answer, LargeAnswer):
                 # It is held in memory until it is sent.
                 await protocol.send_large(pending, answer)

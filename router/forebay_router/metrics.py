@@ -12,60 +12,22 @@ from prometheus_client.registry import Collector
 
 from forebay import __version__
 from forebay.lag import Lag
+from forebay.wire.answer_aging import stated_lags
 from forebay.wire.answers import HttpAnswer
 from forebay.wire.batches import KeyResult
 from forebay.wire.retryable_statuses import WITH_LAG
 from forebay_router.router import Router
 from forebay_router.upstream.replica_headers import reported_in
-from forebay_web.health.store_counts import StoreCounts
-from forebay_web.histogram import Histogram, combined
+from forebay_web.health.store_counts import StoreCounts, added
+from forebay_web.histogram import Histogram, LagCounts, ServedLag
 from forebay_web.routes import BATCH_ROUTE
 
-_RECORDS = (0, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
-_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 60_000, 600_000)
-_AGE_MS = (100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000, 600_000, 3_600_000)
-_HISTOGRAMS = (
-    ("record_lag", "Records that answers were behind the log.", 1, _RECORDS),
-    ("time_lag_seconds", "Time that answers were behind the log.", 1_000, _MS),
-    ("age_seconds", "Time that answers were behind the source.", 1_000, _AGE_MS),
-)
-"""In the order of a lag's figures."""
-SERVED_BOUNDS = tuple(bounds for *_, bounds in _HISTOGRAMS)
-"""The upper bounds of their buckets."""
 _MAX_UNREAD = 256
 """Reading them takes a fraction of a millisecond, in which no read is answered."""
 _PROCESS = ProcessCollector(registry=None)
 ANSWER_MS = (0.25, 0.5, 1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 10_000, 30_000)
 """The upper bounds of the buckets of answers' times."""
 _PROBLEM = re.compile(rb'\{"type": ?"urn:forebay:problem:([a-z-]+)"')
-
-
-class ServedLag:
-    """Record lag, time lag and age of answers, by store."""
-
-    def __init__(self) -> None:
-        self._by_store: dict[str, tuple[Histogram, ...]] = {}
-
-    def observe(self, store: str, lag: Lag, answers: int = 1) -> None:
-        """Count this many answers with one lag."""
-        found = self._by_store.get(store)
-        if found is None:
-            found = self._by_store[store] = tuple(Histogram(bounds) for *_, bounds in _HISTOGRAMS)
-        for histogram, figure in zip(found, lag, strict=True):
-            histogram.observe(figure, answers)
-
-    def counts(self, store: str) -> tuple[tuple[int, ...], ...]:
-        """The counts of a store's histograms by bucket, in the order of a lag's figures."""
-        histograms = self._by_store.get(store) or [Histogram(bounds) for bounds in SERVED_BOUNDS]
-        return tuple(tuple(histogram.counts) for histogram in histograms)
-
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        """All histograms."""
-        for which, (name, text, scale, _) in enumerate(_HISTOGRAMS):
-            family = HistogramMetricFamily(f"forebay_router_served_{name}", text, labels=["store"])
-            for store, figures in sorted(self._by_store.items()):
-                figures[which].add_to(family, [store], scale)
-            yield family
 
 
 def _problem_in(body: bytes) -> str:
@@ -115,6 +77,7 @@ class RouterMetrics(Collector):
         for status, body in results:
             if status not in WITH_LAG and (problem := _problem_in(body)):
                 self._problems[store, problem] += 1
+        self._lag.count_worst(store, stated_lags(results))
 
     def _known(self, store: str) -> str:
         """Clients may name any number of stores that do not exist."""
@@ -135,13 +98,13 @@ class RouterMetrics(Collector):
             self._reads[route, status, "" if reported is None else reported.role] += count
             self._results[store, status] += count
             if reported is not None and status in WITH_LAG:
-                self._lag.observe(store, reported.lag, count)
+                self._lag[store][reported.lag] += count
 
     def count_list(self, route: str, store: str, lag: Lag) -> None:
         """Count a list, and the largest lag of its partitions."""
         self._reads[route, 200, ""] += 1
         self._results[store, 200] += 1
-        self._lag.observe(store, lag)
+        self._lag[store][lag] += 1
 
     def store_counts(self) -> dict[str, StoreCounts]:
         """What is counted of each store, for its history."""
@@ -156,8 +119,8 @@ class RouterMetrics(Collector):
             store: StoreCounts(
                 reads[store],
                 problems.get(store, {}),
-                tuple(combined((of[store] for of in self.answer_ms.values() if store in of), ANSWER_MS).counts),
-                self._lag.counts(store),
+                added(of[store].counts for of in self.answer_ms.values() if store in of),
+                tuple(tuple(figure.counts) for figure in self._lag.get(store, LagCounts()).histograms()),
             )
             for store in self._router.metadata.stores
         }
@@ -185,14 +148,16 @@ class RouterMetrics(Collector):
         for status, count in list(self.refusals.items()):
             refusals.add_metric([str(status)], count)
         yield from (reads, results, refusals)
-        yield from self._lag.collect()
+        yield from self._lag.collect("forebay_router_served")
         took = HistogramMetricFamily(
             "forebay_router_answer_seconds",
             "Time from a read's arrival to its answer, or to the first byte of a list.",
-            labels=["route"],
+            labels=["route", "store"],
         )
         for route, by_store in sorted(self.answer_ms.items()):
-            combined(by_store.values(), ANSWER_MS).add_to(took, [route], 1_000)
+            for store, histogram in sorted(by_store.items()):
+                histogram.add_to(took, [route, store], 1_000)
+                yield None
         yield took
         problems = CounterMetricFamily(
             "forebay_router_problems", "Results of reads that are problems.", labels=["store", "problem"]

@@ -35,7 +35,8 @@ from forebay.errors import (
     WrongStoreKind,
 )
 from forebay.event_loop_turns import in_turns
-from forebay.wire.answer_aging import IN_TRANSIT_MS
+from forebay.lag import Lag
+from forebay.wire.answer_aging import IN_TRANSIT_MS, stated_lags
 from forebay.wire.answer_schemas.status import WorkerStatus
 from forebay.wire.answers import HttpAnswer, problem_answer
 from forebay.wire.batches import MAX_BODY_BYTES, BatchKeys, KeyResult, read_batch
@@ -190,7 +191,7 @@ def _endpoint(worker: Worker, route: ReadRoute, metrics: WorkerMetrics) -> Calla
                     memory.take(answer.size_bytes)
             except Problem as problem:
                 answer = problem_answer(problem)
-            metrics.count_answer(route.path, answer.status, begun_s)
+            metrics.count_answer(route.path, request.path_params["store"], answer.status, begun_s)
             response = respond(answer)
             return HeldResponse(response, held.pop_all()) if memory.amount else response
 
@@ -282,7 +283,7 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
                 memory.adjust(len(body) + answer.size_bytes - memory.amount)
             except Problem as problem:
                 answer = problem_answer(problem)
-            metrics.count_answer(BATCH_ROUTE.path, answer.status, begun_s)
+            metrics.count_answer(BATCH_ROUTE.path, request.path_params["store"], answer.status, begun_s)
             return HeldResponse(respond(answer), held.pop_all())
 
     return endpoint
@@ -293,9 +294,11 @@ async def _batch_answer(
 ) -> HttpAnswer | LargeAnswer:
     begun_boot_ms = boot_ms()
     keys = await read_batch(body)
-    results, waited_ms = await _batch(worker, request, keys, parameters, peer, memory, begun_boot_ms)
+    results, lags, waited_ms = await _batch(worker, request, keys, parameters, peer, memory, begun_boot_ms)
     frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
-    return _waited(await batch_answer_in_turns(keys, results, frames=frames), waited_ms)
+    answer = await batch_answer_in_turns(keys, results, frames=frames)
+    worker.admission.served.count_worst(request.path_params["store"], lags)
+    return _waited(answer, waited_ms)
 
 
 async def _batch(
@@ -306,8 +309,8 @@ async def _batch(
     peer: Peer,
     memory: Held,
     begun_boot_ms: float,
-) -> tuple[Sequence[KeyResult], float]:
-    """Each key's answer, and how long it waited for those whose bound may still be met, in milliseconds."""
+) -> tuple[Sequence[KeyResult], Set[Lag], float]:
+    """Each key's answer, the lags that they state, and how long it waited for bounds, in milliseconds."""
     reads = worker.reads
     until = begun_boot_ms + _wait_ms(worker, parameters, request.headers)
     spec = reads.batch_spec(request.path_params["store"], parameters)
@@ -321,7 +324,7 @@ async def _batch(
         memory.adjust(held_bytes - memory.amount)
         return await reads.batch_in_turns(spec, located, parameters, memory, only)
 
-    results, waiting = await read()
+    results, waiting, lags = await read()
     if waiting and boot_ms() < until:
         with worker.waits.one(peer) as pause:
             while waiting and boot_ms() < until:
@@ -330,11 +333,12 @@ async def _batch(
         # All of them as of now: what was found first is older by the whole wait.
         read_boot_ms = boot_ms()
         waited_ms = read_boot_ms - begun_boot_ms
-        results = (await read()).results
+        results, _, lags = await read()
     if boot_ms() - read_boot_ms > IN_TRANSIT_MS:
         tolerance = worker.admission.tolerance(spec, parameters)
         results = await results_by_now(results, [read_boot_ms] * len(results), tolerance, spec.name)
-    return results, waited_ms
+        lags = stated_lags(results)
+    return results, lags, waited_ms
 
 
 def _changes_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request], Any]:

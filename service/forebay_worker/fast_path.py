@@ -43,9 +43,7 @@ class WorkerFastPath:
 
     def __init__(self, worker: Worker, metrics: WorkerMetrics) -> None:
         self._worker = worker
-        self._counts = metrics.reads
-        self._took_us = metrics.answer_us[_PATH].observe
-        self._count_answer = metrics.count_answer
+        self._metrics = metrics
 
         @lru_cache(maxsize=_MAX_REMEMBERED)
         def parameters(query: bytes) -> ReadParameters:
@@ -58,13 +56,14 @@ class WorkerFastPath:
         try:
             prepared = self._worker.reads.key(template.store, self._parameters(template.query))
         except Problem as problem:
-            return self._refusing(problem)
+            return self._refusing(template.store, problem)
         if prepared.parameters.wait_ms:
             return left_to_slow_path
         return self._reading(template, prepared)
 
     def _reading(self, template: RequestTemplate, prepared: KeyRead) -> KeyHandler:
-        counts, took_us, bounds = self._counts, self._took_us, prepared.bounds
+        counts, took_us = self._metrics.reads[_PATH], self._metrics.answer_us[_PATH, template.store].observe
+        bounds = prepared.bounds
         reads_disk = self._worker.disk_reads.are_likely
         read, read_from_memory = prepared.answer, partial(prepared.answer, from_memory=True)
 
@@ -78,7 +77,7 @@ class WorkerFastPath:
                 answer = refused.answer()
             except Problem as problem:
                 answer = problem_answer(problem)
-            counts[_PATH, answer.status] += 1
+            counts[answer.status] += 1
             took_us((perf_counter() - begun_s) * 1e6)
             if not protocol.has_pending:
                 return answer
@@ -102,7 +101,7 @@ class WorkerFastPath:
         try:
             held = self._worker.limits.requests.held_by(protocol.peer(template), 1)
         except Overloaded as problem:
-            return self._counted(problem_answer(problem), begun_s)
+            return self._counted(template.store, problem_answer(problem), begun_s)
         pending = protocol.pending(template)
         pending.on_abandoned = held.release
 
@@ -125,16 +124,15 @@ class WorkerFastPath:
             log.exception("a read from disk failed")
             # An empty place would hold back every later answer of the connection.
             answer = problem_answer(InternalError("The service failed; its log says why."))
-        return self._counted(answer, begun_s)
+        return self._counted(prepared.bounds[0], answer, begun_s)
 
-    def _counted(self, answer: HttpAnswer, begun_s: float) -> HttpAnswer:
-        self._counts[_PATH, answer.status] += 1
-        self._took_us((perf_counter() - begun_s) * 1e6)
+    def _counted(self, store: str, answer: HttpAnswer, begun_s: float) -> HttpAnswer:
+        self._metrics.count_answer(_PATH, store, answer.status, begun_s)
         return answer
 
-    def _refusing(self, problem: Problem) -> KeyHandler:
+    def _refusing(self, store: str, problem: Problem) -> KeyHandler:
         """For a form that is at fault whatever the key."""
-        return lambda segment, protocol: self._counted(problem_answer(problem), perf_counter())
+        return lambda segment, protocol: self._counted(store, problem_answer(problem), perf_counter())
 
     def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> HttpAnswer | None:
         """The answer, None if the route must give it."""
@@ -159,7 +157,8 @@ class WorkerFastPath:
                     # The route reads it in turns with other requests.
                     return None
             answer = batch_answer(keys, batched.results, frames=request.frames)
+            self._worker.admission.served.count_worst(spec.name, batched.lags)
         except Problem as problem:
             answer = problem_answer(problem)
-        self._count_answer(BATCH_ROUTE.path, answer.status, begun_s)
+        self._metrics.count_answer(BATCH_ROUTE.path, request.template.store, answer.status, begun_s)
         return answer

@@ -34,21 +34,23 @@ class WorkerMetrics(Collector):
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self.reads: Counter[tuple[str, int]] = Counter()
+        self.reads: dict[str, Counter[int]] = defaultdict(Counter)
         """Answers by route and status."""
-        self.answer_us: dict[str, Histogram] = defaultdict(lambda: Histogram(_ANSWER_US))
-        """How long answers took, by route; event streams not at all."""
+        self.answer_us: dict[tuple[str, str], Histogram] = defaultdict(lambda: Histogram(_ANSWER_US))
+        """How long answers took, by route and store; event streams not at all."""
         self.refusals: Counter[int] = Counter()
         """Requests that the authenticator refused, by status."""
 
     def count(self, route: str, status: int) -> None:
         """Count an answer."""
-        self.reads[route, status] += 1
+        self.reads[route][status] += 1
 
-    def count_answer(self, route: str, status: int, begun_s: float) -> None:
-        """Count an answer, and the time since ``perf_counter()`` said ``begun_s``."""
-        self.reads[route, status] += 1
-        self.answer_us[route].observe((perf_counter() - begun_s) * 1e6)
+    def count_answer(self, route: str, store: str, status: int, begun_s: float) -> None:
+        """Count an answer about a store, if there is one of this name, and the time since ``begun_s``."""
+        self.reads[route][status] += 1
+        # Clients may name any number of stores that do not exist.
+        known = store if store in self._worker.topology.stores else ""
+        self.answer_us[route, known].observe((perf_counter() - begun_s) * 1e6)
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, for the scraper."""
@@ -73,10 +75,11 @@ class WorkerMetrics(Collector):
         yield build
         yield from _PROCESS.collect()
 
-    def _answers(self) -> Iterator[Metric]:
+    def _answers(self) -> Iterator[Metric | None]:
         reads = CounterMetricFamily("forebay_reads", "Answers to reads.", labels=["route", "status"])
-        for (route, status), count in list(self.reads.items()):
-            reads.add_metric([route, str(status)], count)
+        for route, statuses in list(self.reads.items()):
+            for status, count in list(statuses.items()):
+                reads.add_metric([route, str(status)], count)
         refusals = CounterMetricFamily(
             "forebay_auth_failures", "Requests that authentication refused.", labels=["status"]
         )
@@ -85,10 +88,11 @@ class WorkerMetrics(Collector):
         took = HistogramMetricFamily(
             "forebay_answer_seconds",
             "Time that the worker spent on an answer, a wait for a bound included.",
-            labels=["route"],
+            labels=["route", "store"],
         )
-        for path, histogram in sorted(self.answer_us.items()):
-            histogram.add_to(took, [path], 1_000_000)
+        for labels, histogram in sorted(self.answer_us.items()):
+            histogram.add_to(took, [*labels], 1_000_000)
+            yield None
         from_disk = CounterMetricFamily(
             "forebay_disk_reads",
             "Keys and beginnings of lists read from disk, by store.",
@@ -97,6 +101,7 @@ class WorkerMetrics(Collector):
         for store, count in list(self._worker.disk_reads.counts.items()):
             from_disk.add_metric([store], count)
         yield from (reads, refusals, took, from_disk)
+        yield from self._worker.admission.served.collect("forebay_served")
 
     def _replicas(self) -> Iterator[Metric | None]:
         record_lag = GaugeMetricFamily("forebay_record_lag", "Records behind the log's end.", labels=_REPLICA)

@@ -102,6 +102,7 @@ def test_metrics_are_summed_over_all_processes(router):
             metrics = get(router, "/metrics").text
             assert figure(metrics, "forebay_router_reads_total") == before + reads
             assert figure(metrics, "forebay_router_served_record_lag_count") == before + reads
+            assert figure(metrics, "forebay_router_answer_seconds_count") == before + reads
             assert figure(metrics, "forebay_router_worker_live") == 1
             assert figure(metrics, "forebay_router_processes") == PROCESSES
             assert figure(metrics, "forebay_router_processes_answering") == PROCESSES

@@ -1,17 +1,19 @@
 """A client's view of one quiet cluster: two workers and a router."""
 
+import json
 import re
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPResponse
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 import pytest
 
-from forebay.lag import Lag
+from forebay.lag import Lag, worst_lag
 from forebay.position import Position, decode_position, encode_position
 from tests.support.cluster import Cluster, running_cluster, unstamped, wait_until
 
@@ -365,8 +367,9 @@ def test_metrics_count_what_was_read_and_how_far_behind(served):
     key_reads = 'forebay_router_reads_total{{role="{}",route="/v1/stores/{{store}}/keys/{{key}}",status="{}"}}'
     assert more(key_reads.format("active", 200)) == 20
     # On the fast path and off it, what was refused too.
-    assert more('forebay_router_answer_seconds_count{route="/v1/stores/{store}/keys/{key}"}') == 21
-    assert more('forebay_router_answer_seconds_count{route="/v1/stores/{store}/keys/{key}/windows"}') == 1
+    took = 'forebay_router_answer_seconds_count{{route="/v1/stores/{{store}}/keys/{{key}}{}",store="{}"}}'
+    assert more(took.format("", "counts")) == 21
+    assert more(took.format("/windows", "hours")) == 1
     refusals = {key_reads.format(role, 412) for role in ("active", "standby")} & after.keys()
     assert sum(map(more, refusals)) == 1
     # A refusal serves nothing.
@@ -430,16 +433,95 @@ def test_a_worker_says_how_long_its_answers_took(served):
     get(worker, "/v1/stores/hours/keys/jfk/windows")
     after = samples(worker)
 
-    def more(name: str, path: str) -> float:
-        sample = f'forebay_answer_seconds_{name}route="/v1/stores/{{store}}{path}"}}'
+    def more(name: str, path: str, store: str = "counts") -> float:
+        sample = f'forebay_answer_seconds_{name}route="/v1/stores/{{store}}{path}",store="{store}"}}'
         return after[sample] - before.get(sample, 0)
 
     assert more("count{", "/keys/{key}") == 3
     assert more("count{", "/batch-get") == 2
-    assert more("count{", "/keys/{key}/windows") == 1
+    assert more("count{", "/keys/{key}/windows", "hours") == 1
     # The one that waited for its bound.
     assert more("sum{", "/keys/{key}") >= 0.15
     assert more('bucket{le="0.05",', "/keys/{key}") == 2
+
+
+def received_at_once(address: str, path: str, document: Any) -> httpx.Response:
+    """The answer to a batch that takes the fast path, as its head and body arrive together."""
+    host, port = address.split(":")
+    body = json.dumps(document).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(head + body)
+        answer = HTTPResponse(client)
+        answer.begin()
+        return httpx.Response(answer.status, content=answer.read())
+
+
+def stated_lag(answer: httpx.Response) -> Lag:
+    """That of an answer; of a batch the worst of its keys'."""
+    document = answer.json()
+    parts = [result.get("problem", result) for result in document.get("results", [document])]
+    return worst_lag([Lag(**part["lag"]) for part in parts if "lag" in part])
+
+
+@pytest.mark.parametrize(("tier", "prefix"), [("worker", "forebay_"), ("router", "forebay_router_")])
+def test_both_tiers_say_how_far_behind_the_answers_of_each_store_were(served, tier, prefix):
+    cluster, router = served
+    address = router if tier == "router" else next(iter(cluster.workers))
+    before = samples(address)
+    path, batch = f"http://{address}/v1/stores/counts", {"keys": ["a", "none", "/", 7]}
+    # Some: one that takes longer than a moment leaves the fast path.
+    answers = [received_at_once(address, "/v1/stores/counts/batch-get", batch) for _ in range(5)]
+    # On the fast path, and off it.
+    for headers in ({}, {"te": "trailers"}):
+        for key, status in (("a", 200), ("none", 404)):
+            answers += [httpx.get(f"{path}/keys/{key}", headers=headers) for _ in range(3)]
+            assert {answer.status_code for answer in answers[-3:]} == {status}
+        answers.append(httpx.post(f"{path}/batch-get", json=batch, headers=headers))
+        # Refused, or without a key: they state no lag that was served.
+        assert httpx.get(f"{path}/keys/a?max_age_ms=0", headers=headers).status_code == 412
+        assert httpx.get(f"{path}/keys/a?max_age_ms=x", headers=headers).status_code == 400
+        assert httpx.post(f"{path}/batch-get?max_age_ms=0", json=batch, headers=headers).status_code == 200
+        assert httpx.get(f"http://{address}/v1/stores/nobodys/keys/a", headers=headers).status_code == 404
+        assert httpx.post(f"{path}/batch-get", content=b" " * (3 << 20), headers=headers).status_code == 413
+        nobodys = f"http://{address}/v1/stores/nobodys/batch-get"
+        assert httpx.post(nobodys, json=batch, headers=headers).status_code == 404
+    lists = [get(address, "/v1/stores/hours/keys/jfk/windows"), get(address, "/v1/stores/hours/windows")]
+    count = f'{prefix}served_age_seconds_count{{store="hours"}}'
+    # A list is counted once it is sent.
+    wait_until(lambda: samples(address)[count] == before.get(count, 0) + 2, "the lists being counted")
+    after = samples(address)
+    stated = {"counts": [*map(stated_lag, answers)], "hours": [*map(stated_lag, lists)]}
+    assert all(None not in lag for lags in stated.values() for lag in lags)
+    for place, name in enumerate(("record_lag", "time_lag_seconds", "age_seconds")):
+        found = {sample: after[sample] for sample in after if sample.startswith(f"{prefix}served_{name}_bucket")}
+        assert {labels_of(sample)["store"] for sample in found} >= stated.keys()
+        for sample, now in found.items():
+            labels, scale = labels_of(sample), 1 if name == "record_lag" else 1_000
+            within = [lag for lag in stated.get(labels["store"], ()) if lag[place] <= scale * float(labels["le"])]
+            assert now - before.get(sample, 0) == len(within), sample
+    # A refusal has taken its time, too, and a store that does not exist has no name.
+    for path, store, answered in (
+        ("keys/{key}", "counts", 2 * (3 + 3 + 2)),
+        ("batch-get", "counts", 5 + 2 * 3),
+        ("keys/{key}", "", 2),
+        ("batch-get", "", 2),
+        ("keys/{key}/windows", "hours", 1),
+    ):
+        sample = f'{prefix}answer_seconds_count{{route="/v1/stores/{{store}}/{path}",store="{store}"}}'
+        assert after[sample] - before.get(sample, 0) == answered, sample
+    assert {labels_of(sample).get("store") for sample in after} <= {
+        None,
+        "",
+        "counts",
+        "hours",
+        "numbers",
+        "pairs",
+    }
+
+
+def labels_of(sample: str) -> dict[str, str]:
+    return dict(re.findall(r'(\w+)="([^"]*)"', sample))
 
 
 def test_a_worker_says_what_its_stores_take(served):

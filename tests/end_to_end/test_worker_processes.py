@@ -138,6 +138,23 @@ def test_any_process_reports_on_the_worker_as_a_whole(served):
         assert len(roles) == sum(map(len, held)) > len(held[0])
 
 
+def test_any_process_says_how_far_behind_the_answers_of_all_were(served):
+    names = [f"forebay_served_{name}_count" for name in ("record_lag", "time_lag_seconds", "age_seconds")]
+    before = get(served.worker, "/metrics").text
+    answered = {
+        process: [get(process, f"/v1/stores/counts/keys/{key}").status_code for key in KEYS].count(200)
+        for process in (served.worker, served.second)
+    }
+    assert all(answered.values())
+    for process in answered:
+        metrics = get(process, "/metrics").text
+        for name in names:
+            # Those that another process has are refused.
+            assert figure(metrics, name) - figure(before, name) == sum(answered.values())
+        took = figure(metrics, "forebay_answer_seconds_count") - figure(before, "forebay_answer_seconds_count")
+        assert took == 2 * len(KEYS)
+
+
 @pytest.mark.chaos
 def test_killed_process_is_replaced_without_failed_reads(served):
     """What it counted stays in the worker's metrics."""

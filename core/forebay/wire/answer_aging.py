@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from forebay.errors import LagExceedsTolerance
 from forebay.lag import Lag, Tolerance
 from forebay.wire.answers import HttpAnswer, lag_head, lag_json, problem_answer
+from forebay.wire.batches import KeyResult
 from forebay.wire.retryable_statuses import WITH_LAG
 
 _MEMBER = b'"lag":{'
@@ -35,6 +37,13 @@ def aged(body: bytes, waited_ms: float) -> tuple[bytes, Lag | None]:
         return body, lag
     lag = lag.aged(waited_ms)
     return b'%b"lag":%b%b' % (body[:at], lag_json(lag), body[found.end() :]), lag
+
+
+def stated_lags(results: Iterable[KeyResult]) -> set[Lag]:
+    """The lags that a batch's results state."""
+    # Nearly all of a partition end with the same.
+    ends = {body[body.rfind(_MEMBER) :] for status, body in results if status in WITH_LAG}
+    return {lag for end in ends if (lag := aged(end, 0)[1]) is not None}
 
 
 def as_of(answer: HttpAnswer, requested_boot_ms: float, received_boot_ms: float) -> float:

@@ -86,7 +86,6 @@ async def batch_get(
 
     With an ``access``, each key has to be within it.
     """
-    begun_boot_ms = boot_ms()
     answer: HttpAnswer | LargeAnswer
     try:
         parameters = parse_parameters(query, BATCH_ROUTE.parameters)
@@ -108,7 +107,6 @@ async def batch_get(
     except Problem as problem:
         answer = problem_answer(problem)
         metrics.count(BATCH_ROUTE.path, answer.status, store, problem.name)
-    metrics.observe_ms(BATCH_ROUTE.path, store, boot_ms() - begun_boot_ms)
     return answer
 
 

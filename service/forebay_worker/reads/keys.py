@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from forebay.errors import AnswerTooLarge, NotReady, Problem, RecordTooOld
 from forebay.event_loop_turns import in_turns
-from forebay.lag import Tolerance
+from forebay.lag import Lag, Tolerance
 from forebay.state_store import StateStore
 from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.store_spec import StoreSpec
@@ -20,6 +20,7 @@ from forebay.stored_values import timestamp_ms_of
 from forebay.wire.answers import MAX_ANSWER_BYTES, EncodedReplicaInfo, HttpAnswer, problem_answer
 from forebay.wire.batches import BatchKeys, KeyResult, key_result, read_plain, read_plain_keys, require_size
 from forebay.wire.parameters import ReadParameters
+from forebay.wire.retryable_statuses import WITH_LAG
 from forebay.wire.scans import require_kind
 from forebay_web.limits import Held
 from forebay_worker.reads.disk_reads import DiskReads, not_in_memory
@@ -49,10 +50,12 @@ class Found(NamedTuple):
 
 
 class Batched(NamedTuple):
-    """The results for several keys, in order, and those keys whose replica may soon have a better answer."""
+    """The results for several keys, in order, those keys whose replica may soon have a better answer, and the lags
+    that results state."""
 
     results: list[KeyResult]
     waiting: list[int]
+    lags: set[Lag]
 
     @classmethod
     def of(cls, located: LocatedKeys) -> Batched:
@@ -60,7 +63,7 @@ class Batched(NamedTuple):
         results: list[Any] = [None] * located.count
         for index, fault in located.faults.items():
             results[index] = fault
-        return cls(results, [])
+        return cls(results, [], set())
 
     def refuse(self, index: int, refused: Refused) -> None:
         """Set the result of a key that its replica refuses."""
@@ -72,7 +75,7 @@ class Batched(NamedTuple):
 class KeyRead:
     """A read of one key without the key: its store and parameters, prepared once for all identical reads."""
 
-    __slots__ = ("_admission", "_codec", "_key_form", "_spec", "parameters")
+    __slots__ = ("_admission", "_codec", "_key_form", "_served", "_spec", "parameters")
 
     def __init__(
         self, admission: Admission, spec: StoreSpec, key_form: KeyForms, parameters: ReadParameters
@@ -83,6 +86,7 @@ class KeyRead:
         self._spec = spec
         self._key_form = key_form
         self._codec = spec.value_codec
+        self._served = admission.served[spec.name]
         self.parameters = parameters
 
     @property
@@ -100,12 +104,16 @@ class KeyRead:
         value = value_of(admitted, key, parameters, from_memory=from_memory)
         replica_info = admission.replica_info(admitted)
         if value is None:
-            raise Refused(miss(admitted, self._spec, key.plain, parameters.as_of_ms), replica_info.source)
+            missed = miss(admitted, self._spec, key.plain, parameters.as_of_ms)
+            if missed.status in WITH_LAG:
+                self._served[admitted.lag] += 1
+            raise Refused(missed, replica_info.source)
         if parameters.max_record_age_ms is not None:
             _require_young([value], parameters, replica_info)
         document = key_document(key, value, self._codec, replica_info.tail)
         if len(document) > MAX_ANSWER_BYTES:
             raise AnswerTooLarge(f"The key's value takes {len(document)} bytes as JSON, more than an answer may.")
+        self._served[admitted.lag] += 1
         return HttpAnswer(200, replica_info.json_head, document)
 
 
@@ -235,6 +243,7 @@ class Reads:
                 taken_bytes += sum([len(body) for _, body in found.results])
                 require_size(taken_bytes, self._max_answer_bytes)
                 batched.waiting.extend(indices[at + i] for i in found.waiting)
+                batched.lags.update(found.lags)
                 for index, result in zip(indices[at:], found.results, strict=False):
                     batched.results[index] = result
                 at += len(found.results)
@@ -268,7 +277,7 @@ class Reads:
         except Refused as refused:
             return _refused(len(plains), refused.answer(), refused.may_wait)
         documents = key_documents(spec, plains[: len(values)], values, replica_info.tail)
-        batched = Batched([(200, document) for document in documents], [])
+        batched = Batched([(200, document) for document in documents], [], set())
         for index in [index for index, value in enumerate(values) if value is None]:
             missed = Refused(miss(admitted, spec, plains[index], parameters.as_of_ms), replica_info.source)
             batched.refuse(index, missed)
@@ -278,6 +287,8 @@ class Reads:
                     _require_young([value] if value is not None else [], parameters, replica_info)
                 except Refused as refused:
                     batched.refuse(index, refused)
+        if not WITH_LAG.isdisjoint(status for status, _ in batched.results):
+            batched.lags.add(admitted.lag)
         return batched
 
 
@@ -298,4 +309,4 @@ def _holding(memory: Held, steps: Iterable[int]) -> Iterator[None]:
 
 
 def _refused(count: int, answer: HttpAnswer, may_wait: bool) -> Batched:
-    return Batched([key_result(answer)] * count, list(range(count)) if may_wait else [])
+    return Batched([key_result(answer)] * count, list(range(count)) if may_wait else [], set())

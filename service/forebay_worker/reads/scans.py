@@ -85,12 +85,14 @@ class Scans:
             await self._disk_reads.bring(self._beginning(scan, partition, cursor))
             await in_turns(self._reading(page, read_boot_ms, scan, partition, cursor, parameters, page_bytes))
             pages.append(page)
-        tolerance = self._admission.tolerance(scan.spec, parameters)
+        tolerance, lags = self._admission.tolerance(scan.spec, parameters), []
         for page, at_boot_ms in zip(pages, read_boot_ms, strict=True):
             lag = Lag(**page.source["lag"]).aged(boot_ms() - at_boot_ms)
             if not tolerance.met_by(lag):
                 return bounds_exceeded(store, tolerance, lag, "the list had been read")
             page.source = {**page.source, "lag": lag.document()}
+            lags.append(lag)
+        self._admission.served.count_worst(store, lags)
         if frames:
             head = _FRAMES_HEAD + NO_STORE + _source_head(pages[0]) + scan_head(scan)
             return HttpAnswer(200, head, pages[0].encode())

@@ -41,6 +41,7 @@ from forebay.wire.answers import (
     provenance_members,
 )
 from forebay.wire.parameters import ReadParameters
+from forebay_web.histogram import ServedLag
 from forebay_worker.tasks.doubts import Doubt, found_elsewhere
 from forebay_worker.tasks.manager import ReplicaTable
 from forebay_worker.tasks.replica import Replica
@@ -145,6 +146,8 @@ class Admission:
         self._tasks = tasks
         self._membership = membership
         self._ceiling = ceiling
+        self.served = ServedLag()
+        """Of the answers that were given."""
 
     def spec(self, store: str) -> StoreSpec:
         """The store's specification; raises ``UnknownStore``."""

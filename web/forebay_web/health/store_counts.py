@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from forebay.lag import Lag
@@ -43,22 +44,15 @@ def _minus(now: _Counts, before: _Counts) -> _Counts:
     return tuple(a - b for a, b in zip(now, before, strict=True)) if before else now
 
 
-def _plus(one: _Counts, other: _Counts) -> _Counts:
-    return tuple(a + b for a, b in zip(one, other, strict=True)) if one and other else one or other
+def added(several: Iterable[Sequence[int]]) -> _Counts:
+    """The sum of several histograms' counts, of which those of no figure may be empty."""
+    return tuple(map(sum, zip(*filter(None, several), strict=True)))
 
 
 def total(counts: Iterable[StoreCounts]) -> StoreCounts | None:
     """The sum of several counts; None of none."""
-    summed: StoreCounts | None = None
-    for count in counts:
-        if summed is None:
-            summed = count
-            continue
-        problems = dict(summed.problems)
-        for name, times in count.problems.items():
-            problems[name] = problems.get(name, 0) + times
-        served = tuple(_plus(*pair) for pair in zip(summed.served, count.served, strict=True))
-        summed = StoreCounts(
-            summed.reads + count.reads, problems, _plus(summed.answer_ms, count.answer_ms), served
-        )
-    return summed
+    found = list(counts)
+    problems = sum((Counter(count.problems) for count in found), Counter[str]())
+    served = tuple(map(added, zip(*(count.served for count in found if count.served), strict=True)))
+    answer_ms = added(count.answer_ms for count in found)
+    return StoreCounts(sum(count.reads for count in found), dict(problems), answer_ms, served) if found else None

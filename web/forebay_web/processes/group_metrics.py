@@ -112,6 +112,4 @@ class GroupMetrics:
             ("", f"Processes that the {self._tier} should have.", self._place.processes),
             ("_answering", "Processes whose figures are in this answer.", answering),
         ):
-            gauge = GaugeMetricFamily(f"{self._name}{suffix}", text)
-            gauge.add_metric([], value)
-            yield gauge
+            yield GaugeMetricFamily(f"{self._name}{suffix}", text, value)

@@ -68,12 +68,7 @@ def _of_replica(metric: Metric) -> bool:
 
 def encoded(metrics: Iterable[Metric]) -> bytes:
     """Metrics for another process."""
-    return msgspec.json.encode(
-        [
-            [metric.name, metric.documentation, metric.type, [list(sample[:3]) for sample in metric.samples]]
-            for metric in metrics
-        ]
-    )
+    return msgspec.json.encode([(m.name, m.documentation, m.type, [s[:3] for s in m.samples]) for m in metrics])
 
 
 def decoded(content: bytes) -> list[Metric]:
@@ -81,7 +76,7 @@ def decoded(content: bytes) -> list[Metric]:
     found = []
     for name, documentation, kind, samples in msgspec.json.decode(content):
         metric = Metric(name, documentation, kind)
-        for sample_name, labels, value in samples:
-            metric.add_sample(sample_name, labels, value)
+        for sample in samples:
+            metric.add_sample(*sample)
         found.append(metric)
     return found
