@@ -109,6 +109,8 @@ def configure_logs(level: str, form: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    # At lower levels it logs sessions and what it signs.
+    logging.getLogger("botocore").setLevel(logging.WARNING)
 
 
 class LogThrottle:

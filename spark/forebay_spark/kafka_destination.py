@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _REDACTED = "spark.sql.redaction.options.regex"
 _BATCHING = {"kafka.linger.ms": "20", "kafka.batch.size": "262144"}
 """Twice as fast as the producer's defaults. A task's last records wait for none of it: they are flushed."""
+_HANDLER = "kafka.sasl.client.callback.handler.class"
+_MSK_PACKAGE = "software.amazon.msk:aws-msk-iam-auth:2.3.9"
 _SECRETS = r"ssl\.(keystore|truststore|key)\.(key|password)|sasl\.jaas\.config"
 
 
@@ -58,6 +60,8 @@ class KafkaDestination:
             ) from error
         if self._token_endpoint is not None:
             _require_allowed(session, self._token_endpoint)
+        if _HANDLER in self._options:
+            _require_class(session, self._options[_HANDLER])
         redacted = session.conf.get(_REDACTED) or ""
         if _SECRETS not in redacted:
             session.conf.set(_REDACTED, f"{redacted}|{_SECRETS}" if redacted else _SECRETS)
@@ -108,6 +112,15 @@ def _require_allowed(session: SparkSession, token_endpoint: str) -> None:
             f"spark.driver.extraJavaOptions=-D{ALLOWED_URLS}={token_endpoint}, and with "
             "spark.executor.extraJavaOptions of the same."
         )
+
+
+def _require_class(session: SparkSession, name: str) -> None:
+    """Raise ``SinkError`` unless Java's client finds the class that signs in to Amazon MSK."""
+    assert session._jvm is not None
+    try:
+        session._jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(name)
+    except Py4JJavaError as error:
+        raise SinkError(f"Spark has no {name}. Add {_MSK_PACKAGE} to spark.jars.packages at its start.") from error
 
 
 def _latest(records: DataFrame, spec: StoreSpec, order: tuple[str, ...]) -> DataFrame:

@@ -36,10 +36,9 @@ def issuer() -> Iterator[Issuer]:
         yield issuer
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory, issuer: Issuer) -> Iterator[Broker]:
-    need_kafka()
-    options = {
+def listener_options(issuer: Issuer) -> dict[str, object]:
+    """Of a listener that lets in who has a token of the issuer."""
+    return {
         "sasl.enabled.mechanisms": "OAUTHBEARER",
         "oauthbearer.sasl.jaas.config": f"{MODULE} required;",
         "oauthbearer.sasl.server.callback.handler.class": VALIDATOR,
@@ -50,8 +49,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory, issuer: Issuer) -> Iterator
         # Whoever presents no later token in time is cut off.
         "oauthbearer.connections.max.reauth.ms": LIFE_S * 1000,
     }
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory, issuer: Issuer) -> Iterator[Broker]:
+    need_kafka()
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("JAVA_TOOL_OPTIONS", f"-D{ALLOWED_URLS}={issuer.url}/jwks")
+        options = listener_options(issuer)
         broker = Broker(tmp_path_factory.mktemp("oauth") / "broker", "SASL_PLAINTEXT", options)
         with broker:
             yield broker

@@ -362,14 +362,14 @@ class KafkaTopics:
 
     def silent(self) -> str:
         """The same if no broker answers."""
-        self.admin.client.poll(0)
+        with contextlib.suppress(KafkaException):
+            self.admin.client.poll(0)
         return self._silent(self._errors.newest)
 
     def _silent(self, why: str | None) -> str:
         reason = "" if why is None else f": {why}"
-        return (
-            f"No broker of {self._url} answers{reason}. Start the brokers, or correct the URL and its properties."
-        )
+        remedy = "Start the brokers, or correct the URL and its properties"
+        return f"No broker of {self._url} answers{reason}. {remedy}."
 
     def ensure_assignments(self, application_id: str) -> str:
         """Create the topic where a worker group keeps its assignments, unless it is there; returns its name."""

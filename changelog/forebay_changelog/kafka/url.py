@@ -15,7 +15,8 @@ from forebay.networks import parse_port
 _FORM = "kafka://HOST:PORT,HOST:PORT?name=value&properties=FILE"
 _SUPPORTED_BY_ALL = {"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"}
 _OAUTH = "OAUTHBEARER"
-_MECHANISMS = {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", _OAUTH}
+_MSK_IAM = "AWS_MSK_IAM"
+_MECHANISMS = {"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", _OAUTH, _MSK_IAM}
 _OF_OIDC = "sasl.oauthbearer."
 _NEEDED_FOR_OIDC = tuple(f"{_OF_OIDC}{name}" for name in ("client.id", "client.secret", "token.endpoint.url"))
 ALLOWED_URLS = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
@@ -117,6 +118,13 @@ class KafkaUrl:
             raise SettingError(f"{_shown(url)!r}: sasl.mechanism {mechanism!r} is not one of {known}.")
         if protocol.startswith("SASL") and mechanism == _OAUTH:
             _require_oidc(url, properties)
+        if mechanism == _MSK_IAM:
+            from forebay_changelog.kafka.msk_iam import msk_properties
+
+            try:
+                properties = msk_properties(",".join(servers), properties)
+            except ValueError as error:
+                raise SettingError(f"{_shown(url)!r}: {error}.") from None
         for name in properties:
             if name.startswith(_OF_CONNECTIONS) and name not in _OF_AIOKAFKA and name not in _OF_KERBEROS:
                 raise SettingError(
@@ -131,8 +139,15 @@ class KafkaUrl:
         return _shown(self.url)
 
     def librdkafka(self, **own: Any) -> dict[str, Any]:
-        """The configuration of a librdkafka client; underscores in ``own`` stand for dots."""
+        """The configuration of a librdkafka client; underscores in ``own`` stand for dots.
+
+        Raises ``KafkaException`` if it needs credentials of AWS, and there are none.
+        """
         mine = {name.replace("_", "."): value for name, value in own.items()}
+        if self._uses_msk_iam:
+            from forebay_changelog.kafka.msk_iam import msk_callback, msk_region
+
+            mine |= {"sasl.mechanism": _OAUTH, "oauth_cb": msk_callback(msk_region(self.bootstrap_servers))}
         return {**_DEFAULTS, **self.properties, "bootstrap.servers": self.bootstrap_servers, **mine}
 
     def aiokafka(self) -> dict[str, Any]:
@@ -162,7 +177,16 @@ class KafkaUrl:
             from forebay_changelog.kafka.oidc_tokens import OidcTokens
 
             arguments["sasl_oauth_token_provider"] = OidcTokens(properties, _extensions(properties))
+        if self._uses_msk_iam:
+            from forebay_changelog.kafka.msk_iam import MskTokens, msk_region
+
+            tokens = MskTokens(msk_region(self.bootstrap_servers))
+            arguments |= {"sasl_mechanism": _OAUTH, "sasl_oauth_token_provider": tokens}
         return arguments
+
+    @property
+    def _uses_msk_iam(self) -> bool:
+        return _mechanism(self.properties) == _MSK_IAM
 
     @property
     def token_endpoint(self) -> str | None:
@@ -198,6 +222,10 @@ class KafkaUrl:
                 options["kafka.ssl.key.password"] = properties["ssl.key.password"]
         if self.token_endpoint is not None:
             options |= _oidc_of_java(properties, self.token_endpoint)
+        if self._uses_msk_iam:
+            from forebay_changelog.kafka.msk_iam import OF_JAVA
+
+            options |= {f"kafka.{name}": value for name, value in OF_JAVA.items()}
         if "sasl.username" in properties:
             mechanism = _mechanism(properties)
             module = "scram.ScramLoginModule" if mechanism.startswith("SCRAM") else "plain.PlainLoginModule"
@@ -229,7 +257,7 @@ def _require_oidc(url: str, properties: Mapping[str, str]) -> None:
     if properties.get(f"{_OF_OIDC}method", "").lower() != "oidc":
         raise SettingError(
             f"{_shown(url)!r}: sasl.mechanism OAUTHBEARER needs {_OF_OIDC}method=oidc: clients get "
-            "their tokens from the issuer."
+            f"their tokens from the issuer. Amazon MSK's IAM is sasl.mechanism={_MSK_IAM}."
         )
     missing = [name for name in _NEEDED_FOR_OIDC if not properties.get(name)]
     if missing:

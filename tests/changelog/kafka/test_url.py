@@ -86,9 +86,9 @@ def test_secrets_are_shown_neither_in_logs_nor_in_refusals():
         ("kafka://a:1?security.protocol=TLS", "'TLS' is not one of PLAINTEXT, SASL_PLAINTEXT, SASL_SSL, SSL"),
         (
             "kafka://a:1?security.protocol=SASL_SSL&sasl.mechanism=DIGEST-MD5",
-            "not one of GSSAPI, OAUTHBEARER",
+            "not one of AWS_MSK_IAM, GSSAPI, OAUTHBEARER",
         ),
-        (OAUTH, r"OAUTHBEARER needs sasl\.oauthbearer\.method=oidc"),
+        (OAUTH, r"OAUTHBEARER needs sasl\.oauthbearer\.method=oidc: .* is sasl\.mechanism=AWS_MSK_IAM"),
         (
             f"{OIDC}&sasl.oauthbearer.client.id=a",
             r"needs .*client\.secret and .*endpoint\.url",
