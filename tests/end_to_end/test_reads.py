@@ -465,7 +465,7 @@ def stated_lag(answer: httpx.Response) -> Lag:
 
 
 @pytest.mark.parametrize(("tier", "prefix"), [("worker", "forebay_"), ("router", "forebay_router_")])
-def test_both_tiers_say_how_far_behind_the_answers_of_each_store_were(served, tier, prefix):
+def test_both_tiers_count_how_far_behind_the_answers_of_each_store_were(served, tier, prefix):
     cluster, router = served
     address = router if tier == "router" else next(iter(cluster.workers))
     before = samples(address)
