@@ -67,6 +67,7 @@ from forebay_web.routes import (
     ReadRoute,
     add_batch_route,
     add_changes_route,
+    add_explanations,
     add_read_route,
     add_store_changes_route,
     crashes_counted,
@@ -181,6 +182,7 @@ def make_app(
         refusals=metrics.refusals,
         lifespan=lifespan,
     )
+    add_explanations(app, "router")
 
     def counted(route: ReadRoute, endpoint: Endpoint) -> Endpoint:
         return crashes_counted(route.path, endpoint, metrics.count)

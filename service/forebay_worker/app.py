@@ -64,6 +64,7 @@ from forebay_web.routes import (
     ReadRoute,
     add_batch_route,
     add_changes_route,
+    add_explanations,
     add_read_route,
     crashes_counted,
 )
@@ -151,6 +152,7 @@ def make_app(
         refusals=metrics.refusals,
         lifespan=lifespan,
     )
+    add_explanations(app, "worker")
 
     def counted(route: ReadRoute, endpoint: Endpoint) -> Endpoint:
         return crashes_counted(route.path, endpoint, metrics.count)

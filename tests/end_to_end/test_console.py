@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -132,10 +133,10 @@ def test_keys_lists_and_streams_are_read_with_their_figures(tmp_path: Path) -> N
             page.wait_for(shows("record lag 0", "#key-answer .figures"), "the figures")
             # Exact, though it is no number of JavaScript's.
             assert "12345678901234567890" in page.text("#key-answer pre")
-            # A read that took long is hedged, and read again here.
-            again = "(document.querySelector('#key-form button[type=submit]').click(), false)"
-            hedged = f"({shows('asked too', '#key-others')} && {again})"
-            page.wait_for(f"{shows('not asked, it comes after', '#key-others')} || {hedged}", "the other replica")
+            assert '"explain"' not in page.text("#key-answer pre")
+            steps = page.text("#key-explain")
+            assert re.search(r"to be asked, in this order: \S+ \(active, record lag 0\); \S+ \(standby", steps)
+            assert re.search(r"ms: (\S+) asked(?s:.*)ms: \1 answered 200(?s:.*)ms: the answer of \1 taken", steps)
             line = page.text("#key-answer code")
             answer = json.loads(subprocess.run(line, shell=True, capture_output=True, check=True).stdout)
             assert answer["key"] == "a/b"
@@ -144,6 +145,7 @@ def test_keys_lists_and_streams_are_read_with_their_figures(tmp_path: Path) -> N
             page.fill("#key-text", "nobody")
             page.click("#key-form button[type=submit]")
             page.wait_for(shows("404", "#key-answer .problem"), "the problem")
+            assert "answered 404 unknown-key" in page.text("#key-explain")
             assert "took" in page.text("#key-answer .figures")
             page.complaints.clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,7 @@ from forebay.wire.parameters import (
 from forebay.wire.scans import SCAN_ROUTES, ScanRoute
 from forebay.wire.server_sent_events import EVENTS_MEDIA_TYPE
 from forebay_web.application import ANSWER_HEADERS, responses
+from forebay_web.explanations import EXPLAIN_PARAMETER, Explaining
 from forebay_web.posted_cursor import POSTED_CURSOR_BODY
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -70,6 +72,10 @@ READ_ROUTES = (
 BATCH_ROUTE = ReadRoute(
     "/v1/stores/{store}/batch-get", "Read several keys", KEY_PARAMETERS, reference(BatchAnswer)
 )
+EXPLAINED_PATHS = tuple(
+    re.compile(re.sub(r"\{\w+\}", "[^/]+", route.path)) for route in (*READ_ROUTES, BATCH_ROUTE)
+)
+"""Those whose answers say with ``explain=true`` how they came about."""
 _CLIENT_LEFT = 499
 """nginx's status for that."""
 
@@ -87,6 +93,11 @@ STORE_CHANGES_ROUTE = ReadRoute(
     {"type": "string"},
     media_type=EVENTS_MEDIA_TYPE,
 )
+
+
+def add_explanations(app: FastAPI, tier: str) -> None:
+    """Have an application explain answers on request."""
+    app.add_middleware(Explaining, tier=tier, paths=EXPLAINED_PATHS)
 
 
 def crashes_counted(path: str, endpoint: Endpoint, count: Callable[[str, int], None]) -> Endpoint:
@@ -215,6 +226,7 @@ def _add(
     headers: tuple[dict[str, Any], ...] = (),
 ) -> None:
     names = [name for name in ("store", "key") if f"{{{name}}}" in route.path]
+    explained = [EXPLAIN_PARAMETER] if route.media_type == "application/json" else []
     in_path = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
     app.router.add_api_route(
         route.path,
@@ -227,7 +239,7 @@ def _add(
         response_class=Response,
         responses=responses(*problems, schema=route.schema, media_type=route.media_type, headers=route.headers),
         openapi_extra={
-            "parameters": [*in_path, *openapi_parameters(frozenset(known)), *headers],
+            "parameters": [*in_path, *openapi_parameters(frozenset(known)), *explained, *headers],
             **(extra or {}),
         },
     )

@@ -97,19 +97,19 @@ export class KeyBox {
     const path = this.path(this.what.value, cursor);
     const begun = performance.now();
     try {
-      const response = await request(path, { signal: AbortSignal.timeout(30_000) });
+      const response = await request(explained(path, this.what.value), { signal: AbortSignal.timeout(30_000) });
       const text = await response.text();
-      const attempts = response.headers.get("forebay-attempts") ?? "";
-      this.show(path, JSON.parse(text), text, performance.now() - begun, attempts);
+      this.show(path, JSON.parse(text), text, performance.now() - begun);
     } catch (error) {
       this.showProblem(path, error, performance.now() - begun);
     }
   }
 
-  async show(path, document, text, tookMs, attempts) {
+  show(path, document, text, tookMs) {
     const parts = document.partitions ?? [document];
     const content = document.partitions ? itemsOf(document) : document.value;
-    const shown = /\d{16,}/.test(text) ? text : JSON.stringify(content, null, 2);
+    // Such numbers are not exact once they are parsed.
+    const shown = /\d{16,}/.test(text) ? withoutExplanation(text) : JSON.stringify(content, null, 2);
     this.answer.replaceChildren(
       element("pre", { tabindex: "0", role: "region", "aria-label": "Value" }, shown),
       figures(document.lag, tookMs),
@@ -117,7 +117,7 @@ export class KeyBox {
       this.curl(path),
     );
     if (document.next) this.answer.append(this.nextPage(document.next));
-    if (!document.partitions) await this.showOthers(document, attempts);
+    this.answer.append(...explanation(document.explain));
   }
 
   nextPage(cursor) {
@@ -125,39 +125,14 @@ export class KeyBox {
     return element("p", {}, "There is more. ", button);
   }
 
-  // The router states whom else it asked; all others follow from the order in which it would have.
-  async showOthers({ store, partition, host }, attempts) {
-    try {
-      const page = await getDocument(`v1/stores/${encodeURIComponent(store)}/replicas?from=${partition}&limit=1`);
-      const others = page.partitions.flatMap(({ replicas }) => replicas).filter((replica) => replica.host !== host);
-      const asked = new Map(attempts.split(", ").map((text) => [text.split(" ")[0], text.split(" ").slice(1).join(" ")]));
-      const lines = others.map((replica) => {
-        const outcome = asked.has(replica.host) ? `asked too: ${asked.get(replica.host)}` : this.whyNot(replica, host, page.partitions[0].replicas);
-        return element("li", {}, `${replica.host}, ${replica.role}: ${outcome}`);
-      });
-      if (lines.length) this.answer.append(element("p", {}, "Other replicas:"), element("ul", { id: "key-others" }, ...lines));
-    } catch (error) {
-      this.answer.append(element("p", {}, `Other replicas are not known: ${error.message}`));
-    }
-  }
-
-  whyNot(replica, host, replicas) {
-    if (!replica.live) return "not asked, it does not answer";
-    if (this.bounded.checked && !this.tolerance.isMetBy(replica)) return "not asked, it is not known to be within the tolerance";
-    const order = replicas.map((each) => each.host);
-    if (order.indexOf(replica.host) > order.indexOf(host)) return `not asked, it comes after ${host}`;
-    return "not asked, it did not come first then";
-  }
-
   showProblem(path, error, tookMs) {
     const problem = error instanceof Refused ? error.problem : {};
-    const attempts = problem.attempts ?? [];
     const title = problem.title ? `${problem.status} ${problem.title}. ` : "";
     this.answer.replaceChildren(
       element("p", { class: "problem" }, `${title}${error.message}`),
       figures(problem.lag, tookMs),
-      element("ul", { id: "key-others" }, ...attempts.map((attempt) => element("li", {}, `${attempt.host}: ${attempt.outcome} ${(attempt.type ?? "").split(":").at(-1)}`))),
       this.curl(path),
+      ...explanation(problem.explain),
     );
   }
 
@@ -221,4 +196,53 @@ function lagText(lag) {
 
 function figures(lag, tookMs) {
   return element("p", { class: "figures" }, `${lag ? `${lagText(lag)}; ` : ""}took ${duration(tookMs)} from here`);
+}
+
+// A read that says how its answer came about: of one key, since a list asks every partition.
+function explained(path, what) {
+  return what === "value" ? `${path}${path.endsWith("?") ? "" : "&"}explain=true` : path;
+}
+
+// It is the last member.
+function withoutExplanation(text) {
+  const at = text.lastIndexOf(',"explain":');
+  return at < 0 ? text : `${text.slice(0, at)}}`;
+}
+
+function explanation(explain) {
+  if (!explain) return [];
+  const steps = explain.events.map((event) => element("li", {}, `${duration(event.at_ms)}: ${stepText(event)}`));
+  return [element("p", {}, `How it came about, in ${duration(explain.took_ms)}:`), element("ul", { id: "key-explain" }, ...steps)];
+}
+
+function stepText(event) {
+  const { host } = event;
+  switch (event.event) {
+    case "candidates":
+      return `to be asked, in this order: ${event.hosts.map(candidateText).join("; ") || "nobody"}`;
+    case "replica":
+      return `the ${event.role} here, record lag ${number(event.lag.record_lag)}`;
+    case "asked":
+      return event.hedge ? `${host} asked too, since no answer had come` : `${host} asked`;
+    case "answered":
+      return `${host} answered ${event.status} ${event.problem ?? ""}`;
+    case "failed":
+    case "skipped":
+      return `${host} ${event.event}: ${event.why}`;
+    case "slow":
+      return `${host} is slow`;
+    case "hedge-refused":
+      return "nobody else asked: too many reads are being asked twice";
+    case "map-awaited":
+      return "a newer map awaited";
+    case "final":
+      return `the answer of ${host} taken`;
+    default:
+      return `${event.event} ${event.why ?? ""}`;
+  }
+}
+
+function candidateText({ host, role, lag, alive, suspect }) {
+  const health = alive ? (suspect ? ", slow" : "") : ", does not answer";
+  return `${host} (${role}, record lag ${number(lag.record_lag)}${health})`;
 }

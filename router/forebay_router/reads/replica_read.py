@@ -24,7 +24,7 @@ from forebay.routing.failover_policy import (
 )
 from forebay.streams_metadata import HostInfo
 from forebay.wire.answer_aging import as_of
-from forebay.wire.answers import HttpAnswer
+from forebay.wire.answers import HttpAnswer, problem_name
 from forebay.wire.parameters import ReadParameters
 from forebay_router.reads.partition_replicas import PartitionReplicas
 from forebay_router.reads.refusals import Attempt, attempts_head, is_final, late, outcome_of, overload, refusal
@@ -39,6 +39,7 @@ from forebay_router.router import Router
 from forebay_router.upstream.connection import TIME_TO_READ_S, AnsweredForAnother, was_stopped
 from forebay_router.upstream.credentials import REFUSALS
 from forebay_router.upstream.pool import InFlightPermit
+from forebay_web.explanations import explained
 
 
 async def ask(
@@ -112,6 +113,13 @@ class ReplicaRead:
         self._begun: Sequence[Action[HostInfo]] = ()
         self._held = (request.spec.name, request.partition)
         self._tolerance = router.tolerance(request.spec, parameters)
+        if (explanation := explained.get()) is not None:
+            explanation.hold_to(
+                request=parameters.tolerance,
+                store=request.spec.default_tolerance,
+                ceiling=router.cluster.ceiling,
+                all_of_them=self._tolerance,
+            )
         self._dedicated = request.dedicated_connection
         self._may_wait = parameters.wait_ms > 0
         self._in_flight: dict[asyncio.Future[HttpAnswer], HostInfo] = {}
@@ -195,6 +203,7 @@ class ReplicaRead:
     def _carry_out(self, actions: Sequence[Action[HostInfo]]) -> Step[HostInfo]:
         """Carry out all actions; returns the last, the next step."""
         for action in actions:
+            self._explain(action)
             match action:
                 case Ask(host):
                     self._ask(action)
@@ -205,6 +214,31 @@ class ReplicaRead:
                 case step:
                     return step
         raise AssertionError("a policy ends its actions with a step")
+
+    def _explain(self, action: Action[HostInfo]) -> None:
+        explanation = explained.get()
+        if explanation is None:
+            return
+        match action:
+            case Ask(host, lets_wait, is_hedge):
+                self._note("asked", host=str(host), hedge=is_hedge, may_wait=lets_wait)
+            case Skip(host):
+                self._note("skipped", host=str(host), why="full")
+            case NoteSlow(host):
+                self._note("slow", host=str(host))
+            case NoteThrottled():
+                self._note("hedge-refused", why="budget")
+            case Finish(host):
+                self._note("final", host=str(host))
+            case GiveUp(reason):
+                self._note("gave-up", why=reason)
+            case Refresh():
+                self._note("map-awaited")
+
+    def _note(self, event: str, **members: Any) -> None:
+        explanation = explained.get()
+        if explanation is not None:
+            explanation.note(event, partition=self.request.partition, **members)
 
     def _ask(self, action: Ask[HostInfo]) -> None:
         host, router = action.host, self._router
@@ -270,9 +304,14 @@ class ReplicaRead:
         host = self._in_flight.pop(request)
         error = request.exception()
         if error is None:
-            return host, self._on_answer(host, request.result(), adopted=request is self._adopted)
+            answer = request.result()
+            outcome = self._on_answer(host, answer, adopted=request is self._adopted)
+            problem = {"problem": problem_name(answer)} if answer.status >= 400 else {}
+            self._note("answered", host=str(host), status=answer.status, outcome=outcome.name.lower(), **problem)
+            return host, outcome
         if not isinstance(error, OSError):
             raise error
+        self._note("failed", host=str(host), why=str(error) or type(error).__name__)
         return host, self._on_error(host, error, adopted=request is self._adopted)
 
     def _on_error(self, host: HostInfo, error: OSError, *, adopted: bool) -> AttemptOutcome:

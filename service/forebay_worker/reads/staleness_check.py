@@ -41,6 +41,7 @@ from forebay.wire.answers import (
     provenance_members,
 )
 from forebay.wire.parameters import ReadParameters
+from forebay_web.explanations import Explanation, explained
 from forebay_web.histogram import ServedLag
 from forebay_worker.tasks.doubts import Doubt, found_elsewhere
 from forebay_worker.tasks.manager import ReplicaTable
@@ -253,6 +254,8 @@ class Admission:
                 admitted, NotActive(f"This replica is {admitted.role}, and require_active was asked for.")
             )
         tolerance = self.tolerance(admitted.replica.spec, parameters)
+        if (explanation := explained.get()) is not None:
+            self._explain(explanation, admitted, parameters)
         if tolerance != UNLIMITED and not tolerance.met_by(lag := self._provable(admitted)):
             if admitted.doubt is not None and not admitted.doubt.is_accepted:
                 raise self.refusal(admitted, self.doubt_problem(admitted.doubt, store=admitted.replica.spec.name))
@@ -265,6 +268,22 @@ class Admission:
             )
         if parameters.min_position is not None:
             self.require_position(admitted, parameters.min_position)
+
+    def _explain(self, explanation: Explanation, admitted: Admitted, parameters: ReadParameters) -> None:
+        spec = admitted.replica.spec
+        explanation.hold_to(
+            request=parameters.tolerance,
+            store=spec.default_tolerance,
+            ceiling=self._ceiling,
+            all_of_them=self.tolerance(spec, parameters),
+        )
+        explanation.note(
+            "replica",
+            partition=admitted.replica.task.partition,
+            role=admitted.role,
+            lag=self._provable(admitted).document(),
+            restored=admitted.view.restored,
+        )
 
     def _find(self, replica: Replica) -> Admitted:
         """A replica's present state; times are rounded up to the millisecond, so that no lag is understated."""

@@ -468,7 +468,8 @@ def make_protocol(
 
     def prepare(template: RequestTemplate) -> _PreparedRead:
         try:
-            read = handlers.key(template)
+            # The route explains.
+            read = left_to_slow_path if b"explain=" in template.query else handlers.key(template)
         except Exception:
             log.exception("the fast path failed")
             read = left_to_slow_path

@@ -137,6 +137,8 @@ def recognise_batch(data: bytes) -> RecognisedBatch | None:
     if headers is None or headers.length != len(data) - head_end - 4 or headers.length > MAX_BODY_BYTES:
         return None
     store, query = line.groups(b"")
+    if b"explain=" in query:
+        return None
     template = RequestTemplate(store.decode(), query, *headers[:4])
     return RecognisedBatch(template, data[head_end + 4 :], headers.frames, len(data), trace)
 

@@ -30,6 +30,14 @@ class AnsweringReplica(Struct, frozen=True):
     lag: LagFigures
 
 
+Explanation = Annotated[
+    JsonValue | UnsetType,
+    Meta(
+        description="With `explain=true`: the answer's bounds, who was asked in which order, and each step's time."
+    ),
+]
+
+
 class KeyAnswer(AnsweringReplica, frozen=True):
     """The value of one key."""
 
@@ -38,6 +46,7 @@ class KeyAnswer(AnsweringReplica, frozen=True):
     value: JsonValue
     timestamp_ms: TimestampMs
     schema_id: SchemaId = UNSET
+    explain: Explanation = UNSET
 
 
 class KeyProblem(Struct, frozen=True):
@@ -51,6 +60,7 @@ class BatchAnswer(Struct, frozen=True):
     """The results of several keys, in their order."""
 
     results: list[Annotated[JsonValue, one_of(KeyAnswer, KeyProblem)]]
+    explain: Explanation = UNSET
 
 
 class ListAnswer(Struct, frozen=True, kw_only=True):
@@ -74,6 +84,7 @@ class ListAnswer(Struct, frozen=True, kw_only=True):
     skipped_old: Annotated[
         Natural | UnsetType, Meta(description="With `skip_old`: how many of the entries read were left out.")
     ] = UNSET
+    explain: Explanation = UNSET
 
 
 def list_answer(kind: StoreKind, keyed: bool) -> type[Struct]:

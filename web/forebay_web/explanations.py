@@ -1,0 +1,127 @@
+"""What ``explain=true`` adds to an answer: its bounds, who was asked in which order and why, and when.
+
+The parameter is taken off the query before any route reads it, so it is neither passed on to workers nor part of
+any cursor. What works on the request finds the explanation in its context.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextvars import ContextVar
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from forebay.clock import boot_ms
+from forebay.errors import BadParameter
+from forebay.lag import Tolerance
+from forebay.wire.answers import problem_answer
+from forebay_web.application import respond
+
+EXPLAIN_PARAMETER: dict[str, Any] = {
+    "name": "explain",
+    "in": "query",
+    "required": False,
+    "schema": {"type": "boolean", "default": False},
+    "description": "Add to the answer, as `explain`: its bounds, who was asked in which order and why, and when.",
+}
+_IN_QUERY = re.compile(rb"(?:^|&)explain=([^&]*)")
+_WANTED = {b"true": True, b"1": True, b"false": False, b"0": False}
+_MAX_EVENTS = 1_000
+
+
+class Explanation:
+    """What happened so far. Times are milliseconds since the request was received."""
+
+    def __init__(self, tier: str) -> None:
+        self._tier = tier
+        self._begun_boot_ms = boot_ms()
+        self._bounds: dict[str, Any] = {}
+        self._events: list[dict[str, Any]] = []
+
+    def hold_to(self, *, request: Tolerance, store: Tolerance, ceiling: Tolerance, all_of_them: Tolerance) -> None:
+        """Note the bounds: the request's, or else its store's, no laxer than the operator's ceiling."""
+        named = {"request": request, "store": store, "ceiling": ceiling, "effective": all_of_them}
+        self._bounds = {name: _stated(bounds) for name, bounds in named.items()}
+
+    def note(self, event: str, **members: Any) -> None:
+        """Note something that happened now; the most that is noted is a thousand events."""
+        if len(self._events) < _MAX_EVENTS:
+            self._events.append({"at_ms": self._now_ms(), "event": event, **members})
+
+    def document(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        cut = {"cut": True} if len(self._events) == _MAX_EVENTS else {}
+        return {
+            "tier": self._tier,
+            "took_ms": self._now_ms(),
+            "bounds": self._bounds,
+            "events": self._events,
+            **cut,
+        }
+
+    def _now_ms(self) -> float:
+        return round(boot_ms() - self._begun_boot_ms, 3)
+
+
+def _stated(bounds: Tolerance) -> dict[str, int]:
+    return {name: bound for name, bound in bounds._asdict().items() if bound is not None}
+
+
+explained: ContextVar[Explanation | None] = ContextVar("forebay_explanation", default=None)
+"""That of the request which a task works on, None unless it is to be explained."""
+
+
+class Explaining:
+    """Adds the explanation to answers of requests for some paths that want one."""
+
+    def __init__(self, app: ASGIApp, tier: str, paths: tuple[re.Pattern[str], ...]) -> None:
+        self._app = app
+        self._tier = tier
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        query = scope.get("query_string", b"")
+        found = _IN_QUERY.findall(query)
+        if not found or not any(
+            path.fullmatch(scope["raw_path"].decode("ascii", "replace")) for path in self._paths
+        ):
+            await self._app(scope, receive, send)
+            return
+        if len(found) > 1 or found[0] not in _WANTED:
+            problem = BadParameter("explain= is true or false, and there once.", parameter="explain")
+            await respond(problem_answer(problem))(scope, receive, send)
+            return
+        scope["query_string"] = _IN_QUERY.sub(b"", query).removeprefix(b"&")
+        if _WANTED[found[0]]:
+            explanation = Explanation(self._tier)
+            explained.set(explanation)
+            send = _WithExplanation(explanation, send).send
+        await self._app(scope, receive, send)
+
+
+class _WithExplanation:
+    """Sends an answer in one piece, with the explanation as its last member."""
+
+    def __init__(self, explanation: Explanation, send: Send) -> None:
+        self._explanation = explanation
+        self._send = send
+        self._start: Message = {}
+        self._pieces: list[bytes] = []
+
+    async def send(self, message: Message) -> None:
+        """Send a message of the application's, once the answer is whole."""
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        self._pieces.append(message.get("body", b""))
+        if message.get("more_body", False):
+            return
+        body = b"".join(self._pieces)
+        if body.endswith(b"}"):
+            shown = json.dumps(self._explanation.document(), ensure_ascii=False, separators=(",", ":"))
+            body = b'%b,"explain":%b}' % (body[:-1], shown.encode())
+        others = [(name, value) for name, value in self._start["headers"] if name != b"content-length"]
+        await self._send({**self._start, "headers": [*others, (b"content-length", b"%d" % len(body))]})
+        await self._send({"type": "http.response.body", "body": body})
