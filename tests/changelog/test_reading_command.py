@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -178,7 +179,7 @@ def test_what_no_codec_reads_is_base64_beside_the_fault():
     assert (document["key_base64"], document["value_base64"]) == ("/w==", "ew==")
     assert document["fault"]
     assert "not readable" in record_line(document)
-    document = record_document(spec(value="avro"), 0, (0, b"a", b"\0\0\0\0\7\2", 7, False))
+    document = record_document(replace(spec(), value="avro"), 0, (0, b"a", b"\0\0\0\0\7\2", 7, False))
     assert (document["value_base64"], "schema 7" in document["fault"]) == ("AAAAAAcC", True)
     document = record_document(spec("window", window_size_ms=1), 0, (0, b"short", None, 7, False))
     assert document["tombstone"]

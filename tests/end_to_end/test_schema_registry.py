@@ -141,7 +141,7 @@ def test_reads_of_values_whose_schema_is_missing_are_refused_until_it_is_there(r
         cluster.put("orders", {b"a": order(registry, 1), b"b": order(registry, 2, SECOND)})
         worker = cluster.start_worker()
         cluster.kill(worker, signal.SIGTERM)
-        [kept] = tmp_path.glob("state-0/**/101.json")
+        [kept] = tmp_path.glob("state-0/**/avro-101.json")
         kept.unlink()
         registry.is_away = True
         cluster.start_worker(worker)

@@ -66,9 +66,14 @@ class SchemaRegistry(ThreadingHTTPServer):
                     return 200, self.schemas[number]
                 return 404, {"error_code": 40403, "message": "Schema not found"}
             case found if method == "POST":
-                given = json.loads(body)
-                schema_id = self.register(unquote(found[2]), {name: given[name] for name in given if given[name]})
-                return 200, {"id": schema_id, **self.schemas[schema_id - 100]}
+                given, subject = json.loads(body), unquote(found[2])
+                schema_id = self.register(subject, {name: given[name] for name in given if given[name]})
+                named = {
+                    "subject": subject,
+                    "version": 1 + self.versions[subject].index(schema_id),
+                    "id": schema_id,
+                }
+                return 200, {**named, **self.schemas[schema_id - 100]}
             case found:
                 subject, version = unquote(found[2]), int(found[3])
                 schema_id = self.versions[subject][version - 1]

@@ -24,6 +24,7 @@ from msgspec.json import Encoder
 from forebay.clock import boot_ms
 from forebay.codecs.values import Decode, UnknownSchema, decode_by
 from forebay.errors import SchemaUnavailable, SettingError
+from forebay_changelog.kafka.protobuf_schemas import protobuf_decoder
 from forebay_changelog.kafka.url import read_properties
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ _MAX_FETCHES = 64
 """Schemas that are being fetched, or were not found a moment ago."""
 _MAX_DECODERS = 10_000
 _TEXT, _DECIMAL = "forebay-text", "forebay-decimal"
+_FORMS = {"protobuf": "serialized"}
+"""Which form of a schema to request: a descriptor needs no compiler."""
 _NO_SUCH_SCHEMA = 40403
 """The registry's own code: a status of 404 may come from a proxy, or mean another path."""
 _EXACT = Context(prec=MAX_PREC)
@@ -51,7 +54,7 @@ class _SchemaFetch(Future[list[str]]):
 
 
 class Schemas:
-    """The Avro schemas of a registry by their ids.
+    """The Avro and Protobuf schemas of a registry by their ids.
 
     ``registry`` is its URL, with the client's properties as a query or in ``properties=FILE``; ``directory`` is
     where schemas are kept. Raises ``SettingError`` for a URL or properties that the client refuses.
@@ -62,28 +65,28 @@ class Schemas:
         # Another registry may have other schemas by the same ids.
         self._directory = directory / sha256(url.encode()).hexdigest()[:16]
         self._wait_s = wait_s
-        self._decoders: dict[tuple[int, bool], Decode] = {}
-        self._fetches: dict[int, _SchemaFetch] = {}
+        self._decoders: dict[tuple[str, int, bool], Decode] = {}
+        self._fetches: dict[tuple[str, int], _SchemaFetch] = {}
         self._lock = threading.Lock()
 
-    def decoder_of(self, schema_id: int, *, text_numbers: bool, patient: bool) -> Decode:
+    def decoder_of(self, codec: str, schema_id: int, *, text_numbers: bool, patient: bool) -> Decode:
         """As of ``Decoders``."""
-        decoder = self._decoders.get((schema_id, text_numbers))
-        return self._learn(schema_id, text_numbers, patient) if decoder is None else decoder
+        decoder = self._decoders.get((codec, schema_id, text_numbers))
+        return self._learn(codec, schema_id, text_numbers, patient) if decoder is None else decoder
 
-    def _learn(self, schema_id: int, text_numbers: bool, patient: bool) -> Decode:
-        texts = self._kept(schema_id)
+    def _learn(self, codec: str, schema_id: int, text_numbers: bool, patient: bool) -> Decode:
+        texts = self._kept(codec, schema_id)
         if texts is None:
-            texts = self._awaited(schema_id, self._wait_s if patient else 0.0)
-        decoder = _decoder(texts, text_numbers)
+            texts = self._awaited(codec, schema_id, self._wait_s if patient else 0.0)
+        decoder = protobuf_decoder(texts) if codec == "protobuf" else _avro_decoder(texts, text_numbers)
         with self._lock:
             if len(self._decoders) >= _MAX_DECODERS:
                 self._decoders.clear()
-            self._decoders[schema_id, text_numbers] = decoder
+            self._decoders[codec, schema_id, text_numbers] = decoder
         return decoder
 
-    def _awaited(self, schema_id: int, wait_s: float) -> list[str]:
-        fetch = self._fetch(schema_id)
+    def _awaited(self, codec: str, schema_id: int, wait_s: float) -> list[str]:
+        fetch = self._fetch(codec, schema_id)
         try:
             return fetch.result(wait_s)
         except TimeoutError:
@@ -91,39 +94,41 @@ class Schemas:
                 f"The schema {schema_id} is being fetched from the registry.", retry_after_s=1
             ) from None
 
-    def _fetch(self, schema_id: int) -> _SchemaFetch:
+    def _fetch(self, codec: str, schema_id: int) -> _SchemaFetch:
         with self._lock:
-            found = self._fetches.get(schema_id)
+            found = self._fetches.get((codec, schema_id))
             if found is not None and (not found.done() or boot_ms() < found.retry_boot_ms):
                 return found
             if len(self._fetches) >= _MAX_FETCHES:
                 self._fetches = {key: one for key, one in self._fetches.items() if not one.done()}
             if len(self._fetches) >= _MAX_FETCHES:
                 raise SchemaUnavailable("Too many schemas are being fetched from the registry.", retry_after_s=1)
-            fetch = self._fetches[schema_id] = _SchemaFetch()
-        threading.Thread(target=self._run, args=(schema_id, fetch), name="forebay-schema", daemon=True).start()
+            fetch = self._fetches[codec, schema_id] = _SchemaFetch()
+        arguments = (codec, schema_id, fetch)
+        threading.Thread(target=self._run, args=arguments, name="forebay-schema", daemon=True).start()
         return fetch
 
-    def _run(self, schema_id: int, fetch: _SchemaFetch) -> None:
+    def _run(self, codec: str, schema_id: int, fetch: _SchemaFetch) -> None:
         try:
-            texts = self._fetched(schema_id)
+            texts = self._fetched(codec, schema_id)
         except Exception as error:
             fetch.retry_boot_ms = boot_ms() + _RETRY_MS
             fetch.set_exception(error)
         else:
-            self._keep(schema_id, texts)
+            self._keep(codec, schema_id, texts)
             fetch.set_result(texts)
 
-    def _fetched(self, schema_id: int) -> list[str]:
+    def _fetched(self, codec: str, schema_id: int) -> list[str]:
         """The texts of a schema; raises ``UnknownSchema`` and ``SchemaUnavailable``."""
         from confluent_kafka.schema_registry.error import SchemaRegistryError
 
         try:
-            schema = self._client.get_schema(schema_id)
-            if (schema.schema_type or "AVRO") != "AVRO":
-                raise UnknownSchema(f"it is {schema.schema_type}, not Avro")
+            form = _FORMS.get(codec)
+            schema = self._client.get_schema(schema_id, fmt=form)
+            if (schema.schema_type or "AVRO") != codec.upper():
+                raise UnknownSchema(f"it is {schema.schema_type or 'AVRO'}, not {codec}")
             texts: list[str] = []
-            self._add_references(schema, texts)
+            self._add_references(schema, form, texts)
             return [*texts, str(schema.schema_str)]
         except SchemaRegistryError as error:
             if error.error_code == _NO_SUCH_SCHEMA:
@@ -134,26 +139,26 @@ class Schemas:
         except Exception as error:
             raise _unavailable(schema_id, error) from error
 
-    def _add_references(self, schema: Any, texts: list[str]) -> None:
+    def _add_references(self, schema: Any, form: str | None, texts: list[str]) -> None:
         for reference in schema.references or ():
-            referred = self._client.get_version(reference.subject, reference.version).schema
-            self._add_references(referred, texts)
+            referred = self._client.get_version(reference.subject, reference.version, fmt=form).schema
+            self._add_references(referred, form, texts)
             if referred.schema_str not in texts:
                 texts.append(str(referred.schema_str))
 
-    def _kept(self, schema_id: int) -> list[str] | None:
+    def _kept(self, codec: str, schema_id: int) -> list[str] | None:
         try:
-            texts: list[str] = json.loads((self._directory / f"{schema_id}.json").read_text())
+            texts: list[str] = json.loads((self._directory / f"{codec}-{schema_id}.json").read_text())
         except (OSError, ValueError):
             return None
         return texts
 
-    def _keep(self, schema_id: int, texts: list[str]) -> None:
+    def _keep(self, codec: str, schema_id: int, texts: list[str]) -> None:
         written = self._directory / f"{schema_id}.{threading.get_ident()}.tmp"
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             written.write_text(json.dumps(texts))
-            written.replace(self._directory / f"{schema_id}.json")
+            written.replace(self._directory / f"{codec}-{schema_id}.json")
         except OSError as error:
             log.warning("the schema %d cannot be kept, so a restart fetches it again: %s", schema_id, error)
 
@@ -178,6 +183,7 @@ def _client(registry: str) -> tuple[SchemaRegistryClient, str]:
         properties.update(read_properties(Path(value)) if name == "properties" else {name: value})
     try:
         import fastavro  # noqa: F401
+        import google.protobuf  # noqa: F401
         from confluent_kafka.schema_registry import SchemaRegistryClient
     except ImportError as error:
         raise SettingError(
@@ -194,7 +200,7 @@ def _without_prefix(properties: Mapping[str, str]) -> dict[str, str]:
     return {name.removeprefix("schema.registry."): value for name, value in properties.items()}
 
 
-def _decoder(texts: list[str], text_numbers: bool) -> Decode:
+def _avro_decoder(texts: list[str], text_numbers: bool) -> Decode:
     """What reads payloads of the last of some schemas, each of which may refer to those before."""
     from fastavro import parse_schema, schemaless_reader
     from fastavro.read import LOGICAL_READERS

@@ -1,7 +1,7 @@
 """Value codecs: what a stored value is in JSON.
 
 Values with a schema of a registry are in Confluent's wire format: a zero, a schema's id in four bytes, a payload.
-They are stored as they were written. Whoever knows a registry says how payloads of ``avro`` are decoded; this
+They are stored as they were written. Whoever knows a registry says how payloads are decoded; this
 module knows none.
 """
 
@@ -125,8 +125,9 @@ Decode = Callable[[bytes], bytes]
 class Decoders(Protocol):
     """What knows schemas by their ids."""
 
-    def __call__(self, schema_id: int, *, text_numbers: bool, patient: bool) -> Decode:
-        """What reads payloads of a schema; with ``text_numbers``, 64-bit integers and decimals become strings.
+    def __call__(self, codec: str, schema_id: int, *, text_numbers: bool, patient: bool) -> Decode:
+        """What reads payloads of a schema of a codec; with ``text_numbers``, 64-bit integers and decimals become
+        strings.
 
         Raises ``UnknownSchema`` if the registry has none with this id, and ``SchemaUnavailable`` if that is not
         known, for those who are ``patient`` after a moment.
@@ -138,7 +139,7 @@ class UnknownSchema(ValueError):
     """No schema has the id that a value carries."""
 
 
-def _no_registry(schema_id: int, *, text_numbers: bool, patient: bool) -> Decode:
+def _no_registry(codec: str, schema_id: int, *, text_numbers: bool, patient: bool) -> Decode:
     raise SchemaUnavailable(f"The value has the schema {schema_id}, and this process knows no schema registry.")
 
 
@@ -166,17 +167,16 @@ def split(stored: bytes) -> tuple[int, bytes]:
     return schema_id, stored[_HEAD.size :]
 
 
-class AvroValue:
-    """Avro, decoded by the schema that it was written with."""
+class RegisteredValue:
+    """Avro or Protobuf, decoded by the schema that it was written with."""
 
-    name = "avro"
-
-    def __init__(self, *, text_numbers: bool = False) -> None:
+    def __init__(self, name: str, *, text_numbers: bool = False) -> None:
+        self.name = name
         self._text_numbers = text_numbers
 
     def to_json(self, stored: bytes) -> bytes:
         schema_id, payload = split(stored)
-        decode = _known.decoder_of(schema_id, text_numbers=self._text_numbers, patient=False)
+        decode = _known.decoder_of(self.name, schema_id, text_numbers=self._text_numbers, patient=False)
         return _with_schema_id(decode(payload), schema_id)
 
     def fault(self, stored: bytes) -> str | None:
@@ -185,7 +185,7 @@ class AvroValue:
         except ValueError as error:
             return str(error)
         try:
-            _known.decoder_of(schema_id, text_numbers=self._text_numbers, patient=True)(payload)
+            _known.decoder_of(self.name, schema_id, text_numbers=self._text_numbers, patient=True)(payload)
         except SchemaUnavailable:
             raise
         except Exception as error:
@@ -220,14 +220,17 @@ _VALUE_CODECS: tuple[ValueCodec, ...] = (
     Int64Value(),
     DoubleValue(),
     BytesValue(),
-    AvroValue(),
+    RegisteredValue("avro"),
+    RegisteredValue("protobuf"),
     JsonSchemaValue(),
 )
 VALUE_CODECS: dict[str, ValueCodec] = {codec.name: codec for codec in _VALUE_CODECS}
-_TEXT_VALUE_CODECS: tuple[ValueCodec, ...] = (TextInt64Value(), AvroValue(text_numbers=True))
+_TEXT_VALUE_CODECS: tuple[ValueCodec, ...] = (TextInt64Value(), RegisteredValue("avro", text_numbers=True))
 TEXT_VALUE_CODECS: dict[str, ValueCodec] = {**VALUE_CODECS, **{codec.name: codec for codec in _TEXT_VALUE_CODECS}}
-SCHEMA_VALUE_CODECS = (AvroValue.name, JsonSchemaValue.name)
-"""The codecs of values that carry the id of a schema."""
+DECODED_BY_SCHEMA = ("avro", "protobuf")
+"""The codecs that need a registry."""
+SCHEMA_VALUE_CODECS = (*DECODED_BY_SCHEMA, JsonSchemaValue.name)
+"""Those of values that carry the id of a schema."""
 
 
 def all_fit(codec: ValueCodec, values: list[bytes]) -> bool:

@@ -1,5 +1,6 @@
 """Values of a schema registry: what Confluent's serializers wrote, as JSON with every digit."""
 
+import base64
 import json
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
@@ -12,7 +13,11 @@ import pytest
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.schema_registry.json_schema import JSONSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf import timestamp_pb2
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.message_factory import GetMessages
 
 from forebay.codecs import values as codecs
 from forebay.codecs.values import TEXT_VALUE_CODECS, VALUE_CODECS
@@ -151,7 +156,7 @@ def test_schemas_that_others_refer_to_are_fetched_too(registry, known):
         (lambda stored: stored[:-1], "the schema 100 does not decode it: Expected 4 bytes, read 3"),
         (lambda stored: stored + b"x", "the schema 100 does not decode it: 1 bytes are left"),
         (lambda stored: stored[:3] + b"\x01\x02" + stored[5:], "the registry has no such schema"),
-        (lambda stored: stored[:4] + b"\x65" + stored[5:], "it is JSON, not Avro"),
+        (lambda stored: stored[:4] + b"\x65" + stored[5:], "it is JSON, not avro"),
         (lambda stored: stored[:4] + b"\x66" + stored[5:], "the schema 102 does not decode it: "),
     ],
 )
@@ -236,6 +241,94 @@ def test_credentials_come_from_the_file_of_properties(registry, tmp_path, monkey
 def test_a_url_that_is_of_no_use_is_refused(tmp_path, url, refusal):
     with pytest.raises(SettingError, match=refusal):
         Schemas(url, tmp_path)
+
+
+def file_of(name: str, *messages: str, imports: tuple[str, ...] = ()) -> FileDescriptorProto:
+    """A file of messages, each given as ``Name field:type field:type``, whose last may be nested in the first."""
+    file = FileDescriptorProto(name=name, package="shop", syntax="proto3", dependency=imports)
+    for text in messages:
+        message_name, *fields = text.split()
+        outer, _, inner = message_name.partition(".")
+        message = (
+            next(one for one in file.message_type if one.name == outer).nested_type.add(name=inner)
+            if inner
+            else file.message_type.add(name=outer)
+        )
+        for number, field in enumerate(fields, 1):
+            field_name, _, of = field.partition(":")
+            if of.startswith("."):
+                message.field.add(name=field_name, number=number, type=11, type_name=of, label=1)
+            else:
+                kind = FieldDescriptorProto.Type.Value(f"TYPE_{of.upper()}")
+                message.field.add(name=field_name, number=number, type=kind, label=1)
+    return file
+
+
+def messages_of(*files: FileDescriptorProto) -> dict[str, Any]:
+    return {name: kind for name, kind in GetMessages([*files]).items() if name.startswith("shop.")}
+
+
+def protobuf(registry: SchemaRegistry, message: Any) -> bytes:
+    client = SchemaRegistryClient({"url": registry.url})
+    found: bytes = ProtobufSerializer(type(message), client, {"use.deprecated.format": False})(message, VALUE)
+    return found
+
+
+PROTOBUF = VALUE_CODECS["protobuf"]
+
+
+def test_protobuf_is_shown_in_its_own_mapping(registry, known):
+    """Of nested messages and those behind the first as well; 64-bit integers are strings, and zeros are there."""
+    first = "Order order_id:int64 note:string paid:bool part:.shop.Order.Part"
+    file = file_of("orders.proto", first, "Order.Part n:int32 raw:bytes", "Refund share:double")
+    kinds = messages_of(file)
+    order = kinds["shop.Order"](order_id=2**60, note="ü", part={"n": 7, "raw": b"\xff"})
+    shown_order = {"order_id": str(2**60), "note": "ü", "paid": False, "part": {"n": 7, "raw": "/w=="}}
+    assert shown(PROTOBUF, protobuf(registry, order)) == {"value": shown_order, "schema_id": 100}
+    part = kinds["shop.Order"].Part(n=3)
+    assert shown(PROTOBUF, protobuf(registry, part))["value"] == {"n": 3, "raw": ""}
+    refund = kinds["shop.Refund"](share=0.1)
+    assert shown(TEXT_VALUE_CODECS["protobuf"], protobuf(registry, refund))["value"] == {"share": Decimal("0.1")}
+
+
+def test_protobuf_files_import_others_of_the_registry_and_of_packages(registry, known):
+    moment, address = "google/protobuf/timestamp.proto", "address.proto"
+    other = file_of(address, "Address street:string")
+    file = file_of("sent.proto", "Sent at:.google.protobuf.Timestamp to:.shop.Address", imports=(moment, address))
+    of_moment = FileDescriptorProto()
+    timestamp_pb2.DESCRIPTOR.CopyToProto(of_moment)
+    kinds = messages_of(of_moment, other, file)
+    sent = kinds["shop.Sent"](to={"street": "x"})
+    sent.at.FromJsonString("2026-01-02T03:04:05.000000006Z")
+    stored = protobuf(registry, sent)
+    value = {"at": "2026-01-02T03:04:05.000000006Z", "to": {"street": "x"}}
+    assert shown(PROTOBUF, stored)["value"] == value
+    registry.is_away = True
+    assert shown(PROTOBUF, stored)["value"] == value
+
+
+@pytest.mark.parametrize(
+    ("spoil", "fault"),
+    [
+        (lambda stored: stored[:-1], "the schema 100 does not decode it: "),
+        (lambda stored: stored[:5], "the schema 100 does not decode it: index out of range"),
+        (lambda stored: stored[:5] + b"\x02\x08" + stored[6:], "the schema 100 does not decode it: "),
+        (lambda stored: stored[:5] + b"\x02\x01" + stored[6:], "its path has a negative step"),
+        (lambda stored: stored[:5] + b"\xff" * 9 + stored[6:], "the schema 100 does not decode it: "),
+        (lambda stored: stored[:4] + b"\x65" + stored[5:], "it is AVRO, not protobuf"),
+        (
+            lambda stored: stored[:4] + b"\x66" + stored[5:],
+            "it imports os/path.proto, which the registry does not name",
+        ),
+    ],
+)
+def test_what_is_no_protobuf_of_its_schema_is_a_fault(registry, known, spoil, fault):
+    stored = protobuf(registry, messages_of(file_of("a.proto", "A text:string"))["shop.A"](text="text"))
+    registry.register("another", {"schema": '"int"'})
+    importing = file_of("b.proto", "B n:int32", imports=("os/path.proto",))
+    text = base64.b64encode(importing.SerializeToString()).decode()
+    registry.register("importing", {"schema": text, "schemaType": "PROTOBUF"})
+    assert fault in PROTOBUF.fault(spoil(stored))
 
 
 def test_json_with_the_id_of_its_schema(registry):
