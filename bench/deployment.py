@@ -50,14 +50,17 @@ def _start(arguments: list[str], log: Path, environment: Mapping[str, str]) -> s
 
 @contextlib.contextmanager
 def served(
-    directory: Path, *, router: bool = False, keys: int = KEYS
+    directory: Path, *, router: bool = False, keys: int = KEYS, options: Sequence[str] = ()
 ) -> Iterator[tuple[Cluster, str, str, list[str]]]:
-    """One worker with the store, written to all the while: cluster, worker's address, router's, and keys."""
+    """One worker with the store, written to all the while: cluster, worker's address, router's, and keys.
+
+    ``options`` are the worker's, beside those that all have.
+    """
     headers = {"authorization": credentials.AUTHORIZATION}
     with deployment(directory, headers=headers) as cluster:
         rows = records(keys)
         cluster.put(STORE, rows)
-        worker = cluster.start_worker(None, *credentials.worker_options(directory))
+        worker = cluster.start_worker(None, *credentials.worker_options(directory), *options)
         front = cluster.start_router(*OPTIONS, *credentials.router_options(directory)) if router else ""
         cluster.wait_settled(front or worker, replicas=1)
         with written_to(cluster, rows):

@@ -42,10 +42,12 @@ class Load:
     p99_ms: float
 
 
-def load(address: str, requests: Requests, *, connections: int, seconds: int) -> Load:
+def load(
+    address: str, requests: Requests, *, connections: int, seconds: int, authorization: str = AUTHORIZATION
+) -> Load:
     """Send requests as fast as answers arrive; raises ``LoadFailed``."""
     command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(SCRIPT), "--timeout", "10s"]
-    command += ["-H", f"Authorization: {AUTHORIZATION}"]
+    command += ["-H", f"Authorization: {authorization}"]
     command += [f"http://{address}{requests.path}"]
     if requests.lines is not None:
         command += ["--", requests.method, requests.path, str(requests.lines)]

@@ -23,7 +23,7 @@ _PARENT = re.compile(
 _STATE = re.compile(rb"[ -~]{1,512}")
 _ID_LINE = b"x-request-id: "
 _ID_MEMBER = b'"request_id":'
-_LINE = re.compile(rb"\r\n(x-request-id|traceparent|tracestate):[ \t]*+([\t -~]*?)[ \t]*(?=\r\n)", re.IGNORECASE)
+_LINE = re.compile(rb"\r\n(x-request-id|traceparent|tracestate):([\t -~]*+)(?=\r\n)", re.IGNORECASE)
 _MADE_BYTES = 16
 
 
@@ -66,8 +66,8 @@ class RequestTrace(NamedTuple):
 
 
 current: ContextVar[RequestTrace | None] = ContextVar("forebay_request_trace", default=None)
-"""That of the request which a task works on. Callbacks have none: they run in the context of whoever opened what
-calls them."""
+"""That of the request which a task works on. Callbacks run in the context of whoever opened what calls them, so
+whatever they begin gets a context of its own."""
 
 
 def context_of(trace: RequestTrace | None) -> Context:
@@ -105,7 +105,7 @@ def cut_out(head: bytes) -> tuple[bytes, RequestTrace | None]:
     lines = _LINE.findall(head)
     if not lines:
         return head, None
-    return _LINE.sub(b"", head), trace_of((name.lower(), value) for name, value in lines)
+    return _LINE.sub(b"", head), trace_of((name.lower(), value.strip(b" \t")) for name, value in lines)
 
 
 def _only(values: list[bytes] | None, form: re.Pattern[bytes]) -> re.Match[bytes] | None:

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from forebay.codecs.keys import KEY_CODECS, TEXT_KEY_CODECS, KeyCodec
-from forebay.codecs.values import TEXT_VALUE_CODECS, VALUE_CODECS, ValueCodec
+from forebay.codecs.values import DECODED_BY_SCHEMA, TEXT_VALUE_CODECS, VALUE_CODECS, ValueCodec
 from forebay.errors import PartitionerMissing, TopologyError
 from forebay.lag import Tolerance
 from forebay.partitioning import Murmur2Partitioner, StreamPartitioner
@@ -31,6 +31,7 @@ def _remembered(worked_out: Callable[[bytes, int], int], key: bytes, partitions:
 
 
 _MAX_AHEAD_MS = 7 * 86_400_000
+_DECODING_COST = 20
 _OF_THE_WRITER = "of_the_writer"
 """Marks the fields that no worker needs: a change of them rebuilds nothing."""
 
@@ -116,6 +117,11 @@ class StoreSpec:
         Values of ``json`` too: they are part of answers as they are, and one that is none would add to them.
         """
         return self.external or self.value != "bytes"
+
+    @cached_property
+    def byte_cost(self) -> int:
+        """How long it takes to write a stored byte as JSON, as a multiple of one that is JSON already."""
+        return _DECODING_COST if self.value in DECODED_BY_SCHEMA else 1
 
     @cached_property
     def max_ahead_ms(self) -> int:

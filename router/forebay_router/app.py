@@ -61,13 +61,13 @@ from forebay_web.request_guard import access_of, require_followed, require_liste
 from forebay_web.routes import (
     BATCH_ROUTE,
     CHANGES_ROUTE,
+    EXPLAINED_PATHS,
     READ_ROUTES,
     STORE_CHANGES_ROUTE,
     Endpoint,
     ReadRoute,
     add_batch_route,
     add_changes_route,
-    add_explanations,
     add_read_route,
     add_store_changes_route,
     crashes_counted,
@@ -181,8 +181,8 @@ def make_app(
         hosts=hosts,
         refusals=metrics.refusals,
         lifespan=lifespan,
+        explained_paths=EXPLAINED_PATHS,
     )
-    add_explanations(app, "router")
 
     def counted(route: ReadRoute, endpoint: Endpoint) -> Endpoint:
         return crashes_counted(route.path, endpoint, metrics.count)

@@ -59,12 +59,12 @@ from forebay_web.request_guard import access_of, require_listed
 from forebay_web.routes import (
     BATCH_ROUTE,
     CHANGES_ROUTE,
+    EXPLAINED_PATHS,
     READ_ROUTES,
     Endpoint,
     ReadRoute,
     add_batch_route,
     add_changes_route,
-    add_explanations,
     add_read_route,
     crashes_counted,
 )
@@ -151,8 +151,8 @@ def make_app(
         hosts=hosts,
         refusals=metrics.refusals,
         lifespan=lifespan,
+        explained_paths=EXPLAINED_PATHS,
     )
-    add_explanations(app, "worker")
 
     def counted(route: ReadRoute, endpoint: Endpoint) -> Endpoint:
         return crashes_counted(route.path, endpoint, metrics.count)

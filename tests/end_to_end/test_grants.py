@@ -196,3 +196,13 @@ def test_grants_need_principals(tmp_path):
         options = ("--grants-file", str(tmp_path / "grants.toml"))
         cluster.start_worker(None, *options, ready=False)
         wait_until(lambda: "--grants-file needs to know who is who" in cluster.logs(), "the refusal")
+
+
+def test_an_explanation_needs_what_it_shows(served, address):
+    """It names workers and their lags."""
+    assert Door(address, header_of("eu")).get("/v1/stores/counts/keys/eu-1", explain="true").json()["explain"]
+    analyst = Door(address, f"Bearer {served[2].token('ann', groups='analysts')}")
+    assert analyst.get("/v1/stores/counts/entries", limit="1").status_code == 200
+    refusal = analyst.get("/v1/stores/counts/entries", limit="1", explain="true")
+    assert (refusal.status_code, refusal.json()["verb"]) == (403, "metadata")
+    assert analyst.get("/v1/stores/counts/entries", limit="1", explain="false").status_code == 200

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from forebay.request_trace import cut_out
 from tests.support.cluster import Cluster, free_port, running_cluster, wait_until
 from tests.support.tokens import header_of, token_of
 
@@ -152,6 +153,34 @@ def test_an_id_that_is_there_twice_is_nobodys(served):
         answer = connection.recv(65536)
     assert answer.startswith(b"HTTP/1.1 200")
     assert b"x-request-id" not in answer.lower()
+
+
+@pytest.mark.parametrize("first", ["list", "batch", "key"])
+def test_a_trace_is_not_that_of_the_next_request_on_the_connection(served, first):
+    """Though the next one is begun by what answers the first."""
+    _, router, recorder = served
+    method, path, body, _ = READS[first]
+    content = b"" if body is None else json.dumps(body).encode()
+    head = f"{method} {path} HTTP/1.1\r\nHost: {router}\r\nContent-Length: {len(content)}\r\nX-Request-Id: first"
+    before = len(recorder.heads(f"{STORE}/keys/b"))
+    for following in (f"{STORE}/keys/b", f"{STORE}/keys/b?wait_ms=50", f"{STORE}/keys/b?explain=true"):
+        host, port = router.split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            plain = f"GET {following} HTTP/1.1\r\nHost: {router}\r\nConnection: close\r\n\r\n"
+            connection.sendall(head.encode() + b"\r\n\r\n" + content + plain.encode())
+            received = b"".join(iter(lambda: connection.recv(65536), b""))
+        answers = received.split(b"HTTP/1.1 200 OK")[1:]
+        assert [b"x-request-id: first" in answer for answer in answers] == [True, False]
+    heads = recorder.heads(f"{STORE}/keys/b")[before:]
+    assert len(heads) == 3
+    assert not any(line.lower().startswith(b"x-request-id") for head in heads for line in head)
+
+
+def test_a_long_line_of_spaces_is_read_once():
+    """A pattern that goes back from each of them would take for ever."""
+    spaces = b" " * 300_000
+    for end in (b"b", b"\x80"):
+        cut_out(b"GET / HTTP/1.1\r\nx-request-id: a" + spaces + end + b"\r\n\r\n")
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "core": Part("forebay", 9_030, 7_850),
-    "changelog": Part("forebay_changelog", 6_340, 5_550),
+    "core": Part("forebay", 9_050, 7_850),
+    "changelog": Part("forebay_changelog", 6_450, 5_550),
     "client": Part("forebay_client", 4_100, 3_900),
     "web": Part("forebay_web", 7_060, 5_500),
     "console": Part("forebay_console", 1_150, 1_150),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from html import escape
@@ -45,6 +46,7 @@ from forebay.wire.answer_schemas.components import components
 from forebay.wire.answers import HttpAnswer, json_answer, problem_answer
 from forebay.wire.batches import MAX_KEY_BYTES, key_too_long
 from forebay.wire.parameters import split_query
+from forebay_web.explanations import Explaining
 from forebay_web.hosts import AllowedHosts
 from forebay_web.large_answers import LargeAnswer, LargeResponse
 from forebay_web.limits import Held
@@ -295,13 +297,14 @@ def make_application(
     tickets: Tickets,
     hosts: AllowedHosts,
     refusals: Counter[int],
+    explained_paths: tuple[re.Pattern[str], ...] = (),
     lifespan: Any = None,
 ) -> FastAPI:
     """An application with the ops paths, problem answers and raw-path routing of both tiers.
 
     ``ready`` returns why the process is not ready, None if it is; ``metrics`` collects what a scraper gets.
     Without ``authenticator`` every request for one of ``hosts`` is accepted; ``refusals`` counts refused
-    requests by status.
+    requests by status; answers at ``explained_paths`` are explained on request.
     """
     app = FastAPI(
         title=f"forebay {tier}",
@@ -315,6 +318,7 @@ def make_application(
     )
     app.add_middleware(RawPath)
     app.add_middleware(KeyLengths)
+    app.add_middleware(Explaining, tier=tier, paths=explained_paths, refusals=refusals)
     if authenticator is not None:
         app.add_middleware(Guard, authenticator=authenticator, tickets=tickets, refusals=refusals)
     # Added after the guard, so it runs before that: a browser may read why it was refused.

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from contextvars import ContextVar
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay.clock import boot_ms
-from forebay.errors import BadParameter
+from forebay.errors import BadParameter, Problem
+from forebay.grants import Needed
 from forebay.lag import Tolerance
-from forebay.wire.answers import problem_answer
-from forebay_web.application import respond
+from forebay_web.request_guard import access_of, refuse
 
 EXPLAIN_PARAMETER: dict[str, Any] = {
     "name": "explain",
@@ -74,54 +76,67 @@ explained: ContextVar[Explanation | None] = ContextVar("forebay_explanation", de
 
 
 class Explaining:
-    """Adds the explanation to answers of requests for some paths that want one."""
+    """Adds the explanation to answers of requests for some paths that want one.
 
-    def __init__(self, app: ASGIApp, tier: str, paths: tuple[re.Pattern[str], ...]) -> None:
+    It names workers and their lags, so it needs what ``/v1/lags`` needs.
+    """
+
+    def __init__(
+        self, app: ASGIApp, tier: str, paths: tuple[re.Pattern[str], ...], refusals: Counter[int]
+    ) -> None:
         self._app = app
         self._tier = tier
         self._paths = paths
+        self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        query = scope.get("query_string", b"")
-        found = _IN_QUERY.findall(query)
-        if not found or not any(
-            path.fullmatch(scope["raw_path"].decode("ascii", "replace")) for path in self._paths
-        ):
+        found = _IN_QUERY.findall(scope.get("query_string", b""))
+        path = scope["raw_path"].decode("ascii", "replace") if found else ""
+        if not any(known.fullmatch(path) for known in self._paths):
             await self._app(scope, receive, send)
             return
-        if len(found) > 1 or found[0] not in _WANTED:
-            problem = BadParameter("explain= is true or false, and there once.", parameter="explain")
-            await respond(problem_answer(problem))(scope, receive, send)
+        try:
+            is_wanted = _is_wanted(scope, found)
+        except Problem as problem:
+            await refuse(problem, self._refusals, send)
             return
-        scope["query_string"] = _IN_QUERY.sub(b"", query).removeprefix(b"&")
-        if _WANTED[found[0]]:
+        scope["query_string"] = _IN_QUERY.sub(b"", scope["query_string"]).removeprefix(b"&")
+        if is_wanted:
             explanation = Explanation(self._tier)
             explained.set(explanation)
             send = _WithExplanation(explanation, send).send
         await self._app(scope, receive, send)
 
 
+def _is_wanted(scope: Scope, found: list[bytes]) -> bool:
+    if len(found) > 1 or found[0] not in _WANTED:
+        raise BadParameter("explain= is true or false, and there once.", parameter="explain")
+    access = access_of(scope)
+    if access is not None and _WANTED[found[0]]:
+        store = unquote(scope["raw_path"].decode("ascii", "replace").split("/")[3])
+        access.require(Needed("metadata", store))
+    return _WANTED[found[0]]
+
+
 class _WithExplanation:
-    """Sends an answer in one piece, with the explanation as its last member."""
+    """Sends an answer with the explanation as its last member, for which its last byte is held back."""
 
     def __init__(self, explanation: Explanation, send: Send) -> None:
         self._explanation = explanation
         self._send = send
-        self._start: Message = {}
-        self._pieces: list[bytes] = []
+        self._last = b""
 
     async def send(self, message: Message) -> None:
-        """Send a message of the application's, once the answer is whole."""
+        """Send a message of the application's."""
         if message["type"] == "http.response.start":
-            self._start = message
+            kept = [(name, value) for name, value in message["headers"] if name != b"content-length"]
+            await self._send({**message, "headers": kept})
             return
-        self._pieces.append(message.get("body", b""))
-        if message.get("more_body", False):
-            return
-        body = b"".join(self._pieces)
-        if body.endswith(b"}"):
+        body = self._last + message.get("body", b"")
+        is_more = message.get("more_body", False)
+        if is_more:
+            body, self._last = body[:-1], body[-1:]
+        elif body.endswith(b"}"):
             shown = json.dumps(self._explanation.document(), ensure_ascii=False, separators=(",", ":"))
             body = b'%b,"explain":%b}' % (body[:-1], shown.encode())
-        others = [(name, value) for name, value in self._start["headers"] if name != b"content-length"]
-        await self._send({**self._start, "headers": [*others, (b"content-length", b"%d" % len(body))]})
-        await self._send({"type": "http.response.body", "body": body})
+        await self._send({**message, "body": body})

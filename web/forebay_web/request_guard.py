@@ -82,7 +82,8 @@ def _is_for_itself(path: str) -> bool:
     return path == "/" or any(path == own or path.startswith(f"{own}/") for own in (CONSOLE_PATH, SNAPSHOTS_PATH))
 
 
-async def _refuse(problem: Problem, refusals: Counter[int], send: Send) -> None:
+async def refuse(problem: Problem, refusals: Counter[int], send: Send) -> None:
+    """Answer with a problem, and count it by its status."""
     refusals[problem.status] += 1
     answer = problem_answer(problem)
     headers = [*answer.headers(), (b"content-length", b"%d" % len(answer.body))]
@@ -109,7 +110,7 @@ class HostGuard:
             problem = HostNotAllowed(
                 f"The host {shown!r} is not this process's; an operator can allow its name with --allowed-hosts."
             )
-            await _refuse(problem, self._refusals, send)
+            await refuse(problem, self._refusals, send)
             return
         if other is not None:
             scope[_UNKNOWN] = True
@@ -145,7 +146,7 @@ class Guard:
             scope[_LATER_REFUSAL] = self._refusal
             await self._app(scope, receive, send)
             return
-        await _refuse(problem, self._refusals, send)
+        await refuse(problem, self._refusals, send)
 
     def _refusal(self, scope: Scope) -> Problem | None:
         if TICKET in scope:

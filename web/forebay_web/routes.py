@@ -30,7 +30,7 @@ from forebay.wire.parameters import (
 from forebay.wire.scans import SCAN_ROUTES, ScanRoute
 from forebay.wire.server_sent_events import EVENTS_MEDIA_TYPE
 from forebay_web.application import ANSWER_HEADERS, responses
-from forebay_web.explanations import EXPLAIN_PARAMETER, Explaining
+from forebay_web.explanations import EXPLAIN_PARAMETER
 from forebay_web.posted_cursor import POSTED_CURSOR_BODY
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -93,11 +93,6 @@ STORE_CHANGES_ROUTE = ReadRoute(
     {"type": "string"},
     media_type=EVENTS_MEDIA_TYPE,
 )
-
-
-def add_explanations(app: FastAPI, tier: str) -> None:
-    """Have an application explain answers on request."""
-    app.add_middleware(Explaining, tier=tier, paths=EXPLAINED_PATHS)
 
 
 def crashes_counted(path: str, endpoint: Endpoint, count: Callable[[str, int], None]) -> Endpoint:

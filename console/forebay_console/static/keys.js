@@ -109,7 +109,7 @@ export class KeyBox {
     const parts = document.partitions ?? [document];
     const content = document.partitions ? itemsOf(document) : document.value;
     // Such numbers are not exact once they are parsed.
-    const shown = /\d{16,}/.test(text) ? withoutExplanation(text) : JSON.stringify(content, null, 2);
+    const shown = /\d{16,}/.test(text) ? withoutExplanation(text, document.explain) : JSON.stringify(content, null, 2);
     this.answer.replaceChildren(
       element("pre", { tabindex: "0", role: "region", "aria-label": "Value" }, shown),
       figures(document.lag, tookMs),
@@ -204,9 +204,8 @@ function explained(path, what) {
 }
 
 // It is the last member.
-function withoutExplanation(text) {
-  const at = text.lastIndexOf(',"explain":');
-  return at < 0 ? text : `${text.slice(0, at)}}`;
+function withoutExplanation(text, explain) {
+  return explain ? `${text.slice(0, text.lastIndexOf(',"explain":'))}}` : text;
 }
 
 function explanation(explain) {

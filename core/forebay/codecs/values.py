@@ -176,7 +176,11 @@ class RegisteredValue:
 
     def to_json(self, stored: bytes) -> bytes:
         schema_id, payload = split(stored)
-        decode = _known.decoder_of(self.name, schema_id, text_numbers=self._text_numbers, patient=False)
+        try:
+            decode = _known.decoder_of(self.name, schema_id, text_numbers=self._text_numbers, patient=False)
+        except UnknownSchema as error:
+            # It was there when the value was applied, here or by who gave this worker its copy.
+            raise SchemaUnavailable(f"The schema {schema_id} of the value is gone: {error}.") from None
         return _with_schema_id(decode(payload), schema_id)
 
     def fault(self, stored: bytes) -> str | None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
-from forebay.errors import AnswerTooLarge, NotReady, Problem, RecordTooOld
+from forebay.errors import AnswerTooLarge, NotReady, Problem, RecordTooOld, SchemaUnavailable
 from forebay.event_loop_turns import in_turns
 from forebay.lag import Lag, Tolerance
 from forebay.state_store import StateStore
@@ -276,8 +276,10 @@ class Reads:
             return _refused(len(plains), problem_answer(problem), True)
         except Refused as refused:
             return _refused(len(plains), refused.answer(), refused.may_wait)
-        documents = key_documents(spec, plains[: len(values)], values, replica_info.tail)
+        documents, faults = _documents(spec, plains[: len(values)], values, replica_info)
         batched = Batched([(200, document) for document in documents], [], set())
+        for index, fault in faults.items():
+            batched.refuse(index, fault)
         for index in [index for index, value in enumerate(values) if value is None]:
             missed = Refused(miss(admitted, spec, plains[index], parameters.as_of_ms), replica_info.source)
             batched.refuse(index, missed)
@@ -290,6 +292,23 @@ class Reads:
         if not WITH_LAG.isdisjoint(status for status, _ in batched.results):
             batched.lags.add(admitted.lag)
         return batched
+
+
+def _documents(
+    spec: StoreSpec, plains: list[bytes], values: list[bytes | None], replica_info: EncodedReplicaInfo
+) -> tuple[list[bytes], dict[int, Refused]]:
+    """The documents of several keys, and by their places why some cannot be written yet."""
+    try:
+        return key_documents(spec, plains, values, replica_info.tail), {}
+    except SchemaUnavailable:
+        documents, faults = [], {}
+    for index, (plain, value) in enumerate(zip(plains, values, strict=True)):
+        try:
+            documents += key_documents(spec, [plain], [value], replica_info.tail)
+        except SchemaUnavailable as problem:
+            documents.append(b"")
+            faults[index] = Refused(problem, replica_info.source)
+    return documents, faults
 
 
 def _require_young(stamped: Sequence[bytes], parameters: ReadParameters, replica_info: EncodedReplicaInfo) -> None:

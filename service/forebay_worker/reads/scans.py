@@ -205,12 +205,15 @@ def _read_page(
         selected = all_unexpired(scan.selected(pairs, oldest_ms), expired_ms)
         if parameters.max_record_age_ms is not None and selected:
             selected = _young(page, scan, selected, parameters)
-        if selected:
-            keys, values = map(list, zip(*selected, strict=True))
+        together = max(1, len(selected) // scan.spec.byte_cost)
+        for begin in range(0, len(selected), together):
+            keys, values = map(list, zip(*selected[begin : begin + together], strict=True))
             items = scan.items(keys, values)
             page.keys += keys
             page.items += items
             size += sum(map(len, items))
+            if begin + together < len(selected):
+                yield
         page.more = len(page.keys) > limit or size > page_bytes or scanned >= _MAX_SCANNED
         if page.more:
             break

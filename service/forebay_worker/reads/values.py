@@ -242,10 +242,10 @@ def values_of(
 
     Raises ``NotReady``, and ``AnswerTooLarge`` if they and the others of the answer take more than the most.
     """
-    keys = admitted.view.spec.stored_keys
+    keys, cost = admitted.view.spec.stored_keys, admitted.view.spec.byte_cost
     found: list[bytes | None] = []
     size, taken_bytes, key_bytes = _FIRST_TOGETHER, 0, 0
-    while len(found) < min(len(plains), _TURN_KEYS) and taken_bytes + _KEY_COST * key_bytes < _TURN_BYTES:
+    while len(found) < min(len(plains), _TURN_KEYS) and cost * taken_bytes + _KEY_COST * key_bytes < _TURN_BYTES:
         chunk = plains[len(found) : len(found) + size]
         if keys.times:
             values = [_version(admitted, plain, parameters) for plain in chunk]

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import threading
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -157,13 +158,11 @@ def test_schemas_that_others_refer_to_are_fetched_too(registry, known):
         (lambda stored: stored + b"x", "the schema 100 does not decode it: 1 bytes are left"),
         (lambda stored: stored[:3] + b"\x01\x02" + stored[5:], "the registry has no such schema"),
         (lambda stored: stored[:4] + b"\x65" + stored[5:], "it is JSON, not avro"),
-        (lambda stored: stored[:4] + b"\x66" + stored[5:], "the schema 102 does not decode it: "),
     ],
 )
 def test_what_no_schema_decodes_is_a_fault(registry, known, spoil, fault):
     stored = written(registry, record(a="string"), {"a": "text"})
     registry.register("another", {"schema": "{}", "schemaType": "JSON"})
-    registry.register("damaged", {"schema": '{"type": "nothing"}'})
     assert fault in AVRO.fault(spoil(stored))
 
 
@@ -316,19 +315,119 @@ def test_protobuf_files_import_others_of_the_registry_and_of_packages(registry, 
         (lambda stored: stored[:5] + b"\x02\x01" + stored[6:], "its path has a negative step"),
         (lambda stored: stored[:5] + b"\xff" * 9 + stored[6:], "the schema 100 does not decode it: "),
         (lambda stored: stored[:4] + b"\x65" + stored[5:], "it is AVRO, not protobuf"),
-        (
-            lambda stored: stored[:4] + b"\x66" + stored[5:],
-            "it imports os/path.proto, which the registry does not name",
-        ),
     ],
 )
 def test_what_is_no_protobuf_of_its_schema_is_a_fault(registry, known, spoil, fault):
     stored = protobuf(registry, messages_of(file_of("a.proto", "A text:string"))["shop.A"](text="text"))
     registry.register("another", {"schema": '"int"'})
+    assert fault in PROTOBUF.fault(spoil(stored))
+
+
+def test_what_a_worker_cannot_use_is_not_the_records_fault(registry, known):
+    """Another worker, with another version or package, may be able to, and apply what this one would skip."""
     importing = file_of("b.proto", "B n:int32", imports=("os/path.proto",))
     text = base64.b64encode(importing.SerializeToString()).decode()
-    registry.register("importing", {"schema": text, "schemaType": "PROTOBUF"})
-    assert fault in PROTOBUF.fault(spoil(stored))
+    of_protobuf = registry.register("importing", {"schema": text, "schemaType": "PROTOBUF"})
+    of_avro = registry.register("damaged", {"schema": '{"type": "nothing"}'})
+    for codec, schema_id in ((PROTOBUF, of_protobuf), (AVRO, of_avro)):
+        with pytest.raises(SchemaUnavailable, match=f"The schema {schema_id} cannot be used here"):
+            codec.fault(b"\0" + schema_id.to_bytes(4, "big") + b"\0\0")
+
+
+def chain(depth: int) -> bytes:
+    """A list of so many links, in Avro."""
+    return b"\x02" * depth + b"\x00"
+
+
+def test_values_of_any_depth_end_no_process(registry, known):
+    """The fast reader of fastavro would: whatever follows in the log could never be applied."""
+    link = {"type": "record", "name": "L", "fields": [{"name": "n", "type": ["null", "L"]}]}
+    endless = {"type": "record", "name": "E", "fields": [{"name": "n", "type": "E"}]}
+    mutual = {
+        "type": "record",
+        "name": "A",
+        "fields": [
+            {
+                "name": "b",
+                "type": {"type": "record", "name": "B", "fields": [{"name": "a", "type": ["null", "A"]}]},
+            }
+        ],
+    }
+    for schema, payload, is_fine in (
+        (link, chain(60), True),
+        (link, chain(65), False),
+        (link, chain(100_000), False),
+        (endless, b"", False),
+        (mutual, chain(100_000), False),
+        (mutual, chain(10), True),
+    ):
+        schema_id = registry.register("s", {"schema": json.dumps(schema)})
+        fault = AVRO.fault(b"\0" + schema_id.to_bytes(4, "big") + payload)
+        assert (fault is None) == is_fine, fault
+
+
+@pytest.mark.parametrize(
+    ("schema", "payload"),
+    [
+        ({"type": "array", "items": "null"}, b"\x80\x80\x80\x80\x80\x80\x80\x01\x00"),
+        (
+            {"type": "map", "values": {"type": "array", "items": record(n="null")}},
+            b"\x02\x00\x80\x80\x80\x80\x80\x80\x80\x01\x00\x00",
+        ),
+        (record(d={"type": "bytes", "logicalType": "decimal", "precision": 10**6}), b"\xd0\x0f" + b"\x7f" * 1_000),
+    ],
+)
+def test_few_bytes_take_no_minutes(registry, known, schema, payload):
+    schema_id = registry.register("s", {"schema": json.dumps(schema)})
+    assert AVRO.fault(b"\0" + schema_id.to_bytes(4, "big") + payload)
+
+
+def test_a_topic_may_have_several_types_by_a_union_of_references(registry, known):
+    """So Confluent's documentation has it."""
+    client = SchemaRegistryClient({"url": registry.url})
+    for name in ("Foo", "Bar"):
+        of_name = record(**{name.lower(): "int"}) | {"name": name, "namespace": "com"}
+        client.register_schema(name, Schema(json.dumps(of_name), "AVRO"))
+    references = [SchemaReference("com.Foo", "Foo", 1), SchemaReference("com.Bar", "Bar", 1)]
+    union = client.register_schema("t", Schema('["com.Foo", "com.Bar"]', "AVRO", references))
+    alone = client.register_schema("u", Schema('"com.Bar"', "AVRO", references[1:]))
+    for schema_id, payload, value in ((union, b"\x02\x0e", {"bar": 7}), (alone, b"\x0e", {"bar": 7})):
+        assert shown(AVRO, b"\0" + schema_id.to_bytes(4, "big") + payload)["value"] == value
+
+
+def test_defaults_do_not_matter_to_what_is_read(registry, known):
+    """Older registries have schemas whose defaults later versions of fastavro refuse."""
+    schema = record(n="int")
+    schema["fields"][0]["default"] = None
+    schema_id = registry.register("s", {"schema": json.dumps(schema)})
+    assert shown(AVRO, b"\0" + schema_id.to_bytes(4, "big") + b"\x0e")["value"] == {"n": 7}
+
+
+def test_who_comes_back_for_a_schema_waits_no_second_time(registry, tmp_path, monkeypatch):
+    """The applier would hold up all other partitions each time."""
+    waited_s: list[float] = []
+
+    class Waits(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited_s.append(timeout or 0.0)
+            return super().wait(timeout)
+
+    schemas = Schemas(registry.url, tmp_path, wait_s=0.05)
+    monkeypatch.setattr(codecs._known, "decoder_of", schemas.decoder_of)
+    monkeypatch.setattr(schemas, "_fetched", lambda *_: released.wait() and ['"int"'])
+    released = threading.Event()
+    monkeypatch.setattr("forebay_changelog.kafka.schemas.threading.Event", Waits)
+    stored = b"\0\0\0\0\7\x0e"
+    errors = []
+    for _ in range(20):
+        with pytest.raises(SchemaUnavailable, match="is being fetched") as caught:
+            AVRO.fault(stored)
+        errors.append(caught.value)
+    assert sum(waited_s) <= 0.05
+    # Each is new: one that is raised again and again keeps every frame, and what that held.
+    assert len(set(map(id, errors))) == 20
+    released.set()
+    wait_until(lambda: _is_known(stored), "the schema")
 
 
 def test_json_with_the_id_of_its_schema(registry):

@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from forebay.clock import boot_ms
 from forebay.lag import UNLIMITED
-from forebay.request_trace import RequestTrace
+from forebay.request_trace import RequestTrace, context_of
 from forebay.wire.answers import HttpAnswer, problem_answer
 from forebay_web.fast_path.pending import ABANDONED, FILLED, PendingResponse, WriteCoalescer, head_of, render
 from forebay_web.fast_path.recogniser import (
@@ -390,7 +390,8 @@ class FastPathProtocol(SlowPathProtocol):
         if self._held and not pending_responses and not self.flow.write_paused and not self.transport.is_closing():
             held, self._held = self._held, b""
             self.flow.resume_reading()
-            self.data_received(held)
+            # This may be in the task of the request before.
+            context_of(None).run(self.data_received, held)
 
     def _adapt(self, answer_bytes: int) -> None:
         """Allow more outstanding answers on this connection while they are small, fewer if they are large."""

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from forebay.errors import BadRequest, Problem
 from forebay.linux import peer_user
+from forebay.request_trace import context_of
 from forebay.wire.answers import problem_answer
 from forebay_web.fast_path.heads import refusal_of_head
 from forebay_web.fast_path.pending import render
@@ -209,7 +210,8 @@ class SlowPathProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        # The parser may go on in the task of the request before.
+        context_of(None).run(super()._start_asgi_task, cycle, app)
 
     def on_response_complete(self) -> None:
         """The framework has answered a request."""
