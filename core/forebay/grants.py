@@ -14,7 +14,7 @@ import queue
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -103,9 +103,18 @@ class Access:
     """Those of the whole table when it was read, by which this is known to be of the table in effect."""
     own: tuple[Grant, ...]
     refused: Callable[[str, Needed], None]
+    _found: dict[tuple[str, str], list[str]] = field(default_factory=dict, repr=False, compare=False)
 
     def prefixes(self, verb: str, store: str) -> list[str]:
         """Within which prefixes it may do something with keys of a store; none if nowhere."""
+        found = self._found.get((verb, store))
+        if found is None:
+            if len(self._found) >= _MAX_REMEMBERED:
+                self._found.clear()
+            found = self._found[verb, store] = self._matching(verb, store)
+        return found
+
+    def _matching(self, verb: str, store: str) -> list[str]:
         return [
             grant.key_prefix
             for grant in self.own

@@ -6,7 +6,7 @@ from collections import Counter
 
 from forebay.authentication import Authenticator
 from forebay.errors import Problem
-from forebay.grants import GrantedTokens
+from forebay.grants import Access, GrantedTokens
 from forebay.wire.answers import HttpAnswer, problem_answer
 from forebay_web.fast_path.protocol import FastPathProtocol, Handlers, KeyHandler, Outcome, left_to_slow_path
 from forebay_web.fast_path.recogniser import RecognisedBatch, RequestTemplate
@@ -32,13 +32,19 @@ class _Guarded:
 
     def key(self, template: RequestTemplate) -> KeyHandler:
         keys, authorization = f"/v1/stores/{template.store}/keys/", template.authorization
-        authenticate = self._authenticator.authenticate
+        authenticate, granted = self._authenticator.authenticate, self._granted
         read: KeyHandler | None = None
+        unlimited: Access | None = None
+        """What was found to allow every key of the store."""
 
         def guarded(segment: bytes, protocol: FastPathProtocol) -> Outcome:
-            nonlocal read
+            nonlocal read, unlimited
             try:
-                authenticate("GET", keys + segment.decode(), authorization)
+                access = None if granted is None else granted.access(authorization)
+                if access is None or access is not unlimited:
+                    authenticate("GET", keys + segment.decode(), authorization)
+                    if access is not None and "" in access.prefixes("read", template.store):
+                        unlimited = access
             except Problem as problem:
                 return self._refused(problem)
             if read is None:
