@@ -282,6 +282,11 @@ def test_tokens_change_under_a_running_process(served):
     wait_until(reported, "an error in the log")
 
 
+def without_id(answer: bytes) -> bytes:
+    """An answer without the id that is made for each failure, and its time."""
+    return re.sub(rb"[0-9a-f]{32}|(?<=dur=)[0-9.]+", b"", answer)
+
+
 def test_an_authenticator_of_ones_own_rules_by_path(served):
     router = served.by_store
     mine = "Authorization: Bearer counts"
@@ -295,7 +300,7 @@ def test_an_authenticator_of_ones_own_rules_by_path(served):
         (hot,) = exchange(router, request(path, *headers), 1)
         (cold,) = exchange(router, request(path, *headers, TO_THE_PARSER), 1)
         assert status_of(hot) == status
-        assert status == 200 or hot == cold
+        assert status == 200 or without_id(hot) == without_id(cold)
     assert get(router, "/v1/status", None).status_code == 200
 
 
