@@ -32,7 +32,7 @@ class RequestTrace(NamedTuple):
 
     request_id: str
     lines: bytes
-    begun_boot_ms: float = 0.0
+    received_boot_ms: float = 0.0
     """When this process received it."""
 
     @classmethod
@@ -56,7 +56,7 @@ class RequestTrace(NamedTuple):
 
     def head(self, tier: str) -> bytes:
         """The header lines of its answer."""
-        took_ms = boot_ms() - self.begun_boot_ms
+        took_ms = boot_ms() - self.received_boot_ms
         return b"%b%b\r\nserver-timing: %b;dur=%.3f\r\n" % (
             _ID_LINE,
             self.request_id.encode(),

@@ -1,6 +1,8 @@
 """``explain=true``: an answer says how it came about, on either tier and of every kind of read."""
 
+import json
 import signal
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -119,3 +121,18 @@ def test_the_parameter_stays_here(cluster):
             assert (refused.status_code, refused.json()["parameter"]) == (400, "explain")
         for path in ("/keys/k1/changes?explain=true", "/changes?explain=true"):
             assert client.get(path).json()["parameter"] == "explain"
+
+
+def test_an_answer_in_one_piece_has_its_length(cluster):
+    """So it has an end over HTTP/1.0 as well; lists, which have none, are refused there."""
+    router = cluster.start_router()
+    cluster.wait_settled(router)
+    host, port = router.split(":")
+    for path, status in (("/keys/k1", b"200"), ("/keys/none", b"404"), ("/entries", b"505")):
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(f"GET {STORE}{path}?explain=true HTTP/1.0\r\nHost: {router}\r\n\r\n".encode())
+            head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+        assert head.split()[1] == status
+        assert b"transfer-encoding" not in head.lower()
+        assert b"content-length: %d" % len(body) in head.lower()
+        assert json.loads(body)["explain"]["tier"] == "router"

@@ -38,7 +38,7 @@ class Explanation:
 
     def __init__(self, tier: str) -> None:
         self._tier = tier
-        self._begun_boot_ms = boot_ms()
+        self._received_boot_ms = boot_ms()
         self._bounds: dict[str, Any] = {}
         self._events: list[dict[str, Any]] = []
 
@@ -64,7 +64,7 @@ class Explanation:
         }
 
     def _now_ms(self) -> float:
-        return round(boot_ms() - self._begun_boot_ms, 3)
+        return round(boot_ms() - self._received_boot_ms, 3)
 
 
 def _stated(bounds: Tolerance) -> dict[str, int]:
@@ -119,18 +119,21 @@ def _is_wanted(scope: Scope, found: list[bytes]) -> bool:
 
 
 class _WithExplanation:
-    """Sends an answer with the explanation as its last member, for which its last byte is held back."""
+    """Sends an answer with the explanation as its last member, for which its last byte is held back.
+
+    The length of an answer in several pieces is not known at its start.
+    """
 
     def __init__(self, explanation: Explanation, send: Send) -> None:
         self._explanation = explanation
         self._send = send
+        self._start: Message | None = None
         self._last = b""
 
     async def send(self, message: Message) -> None:
         """Send a message of the application's."""
         if message["type"] == "http.response.start":
-            kept = [(name, value) for name, value in message["headers"] if name != b"content-length"]
-            await self._send({**message, "headers": kept})
+            self._start = message
             return
         body = self._last + message.get("body", b"")
         is_more = message.get("more_body", False)
@@ -139,4 +142,9 @@ class _WithExplanation:
         elif body.endswith(b"}"):
             shown = json.dumps(self._explanation.document(), ensure_ascii=False, separators=(",", ":"))
             body = b'%b,"explain":%b}' % (body[:-1], shown.encode())
+        if self._start is not None:
+            start, self._start = self._start, None
+            headers = [(name, value) for name, value in start["headers"] if name != b"content-length"]
+            headers += [] if is_more else [(b"content-length", b"%d" % len(body))]
+            await self._send({**start, "headers": headers})
         await self._send({**message, "body": body})

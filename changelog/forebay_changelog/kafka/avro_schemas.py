@@ -43,7 +43,7 @@ def avro_decoder(texts: list[str], text_numbers: bool) -> Callable[[bytes], byte
         # Confluent's serializers write these as they are, without the length that Avro puts before them.
         return encode
     is_recursive = _is_recursive(parsed, named, set(), set())
-    has_empty_items = any(map(_is_of_nothing, _arrays(parsed, named, set())))
+    has_empty_items = any(_is_of_nothing(items, named, set()) for items in _items(parsed, named, set()))
     read = _reader(is_recursive)
 
     def decode(payload: bytes) -> bytes:
@@ -119,26 +119,28 @@ def _is_recursive(schema: Any, named: Mapping[str, Any], within: set[str], done:
     return False
 
 
-def _arrays(schema: Any, named: Mapping[str, Any], seen: set[str]) -> Iterator[tuple[Any, Mapping[str, Any]]]:
-    """The items of all arrays in a schema, each with the schemas that it may name."""
+def _items(schema: Any, named: Mapping[str, Any], seen: set[str]) -> Iterator[Any]:
+    """The schemas of the items of all arrays in a schema."""
     if isinstance(schema, str):
         if schema in seen or schema not in named:
             return
         seen.add(schema)
         schema = named[schema]
     if isinstance(schema, dict) and schema["type"] == "array":
-        yield schema["items"], named
+        yield schema["items"]
     for one in _below(schema):
-        yield from _arrays(one, named, seen)
+        yield from _items(one, named, seen)
 
 
-def _is_of_nothing(items: tuple[Any, Mapping[str, Any]]) -> bool:
-    """Whether the items of an array take no bytes."""
-    schema, named = items
+def _is_of_nothing(schema: Any, named: Mapping[str, Any], within: set[str]) -> bool:
+    """Whether values of a schema take no bytes; those ``within`` are records that would contain themselves."""
     schema = named.get(schema, schema) if isinstance(schema, str) else schema
     of = schema["type"] if isinstance(schema, dict) else schema
     if of in ("record", "error"):
-        return all(_is_of_nothing((field["type"], named)) for field in schema["fields"])
+        inside = {*within, schema["name"]}
+        return schema["name"] not in within and all(
+            _is_of_nothing(field["type"], named, inside) for field in schema["fields"]
+        )
     return bool(of == "null" or (of == "fixed" and schema["size"] == 0))
 
 

@@ -48,8 +48,8 @@ class _SchemaFetch:
 
     def __init__(self) -> None:
         self.is_done = threading.Event()
-        self.begun_boot_ms = boot_ms()
-        self.retry_boot_ms = self.begun_boot_ms + _MAX_FETCH_MS
+        self.started_boot_ms = boot_ms()
+        self.retry_boot_ms = self.started_boot_ms + _MAX_FETCH_MS
         """From when on another attempt may be made, unless it has succeeded."""
         self.texts: list[str] = []
         self.unknown: str | None = None
@@ -108,7 +108,7 @@ class Schemas:
     def _awaited(self, codec: str, schema_id: int, patient: bool) -> list[str]:
         fetch = self._fetch(codec, schema_id)
         # Counted from its beginning: who comes back for one that takes long must not hold up others each time.
-        left_s = self._wait_s - (boot_ms() - fetch.begun_boot_ms) / 1000
+        left_s = self._wait_s - (boot_ms() - fetch.started_boot_ms) / 1000
         if patient and left_s > 0:
             fetch.is_done.wait(left_s)
         if not fetch.is_done.is_set():

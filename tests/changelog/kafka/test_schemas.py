@@ -358,6 +358,7 @@ def test_values_of_any_depth_end_no_process(registry, known):
         (link, chain(65), False),
         (link, chain(100_000), False),
         (endless, b"", False),
+        ({"type": "array", "items": endless}, b"\x02\x00", False),
         (mutual, chain(100_000), False),
         (mutual, chain(10), True),
     ):

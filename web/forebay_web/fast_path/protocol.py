@@ -218,7 +218,10 @@ class FastPathProtocol(SlowPathProtocol):
             # Only by itself: it takes as long as a hundred reads, and others must have their turn.
             batch = recognise_batch(data)
             if batch is not None:
-                outcome = self._handle(type(self).batch_handler, batch, last=True)
+                handler = type(self).batch_handler
+                if batch.trace is not None:
+                    handler = partial(_handle_traced, handler, batch.trace)
+                outcome = self._handle(handler, batch, last=True)
                 if self._answered(outcome, self._lines(batch.template)):
                     return
                 self._parse(data)
@@ -323,8 +326,6 @@ class FastPathProtocol(SlowPathProtocol):
         if last and type(self).draining():
             return None
         try:
-            if isinstance(request, RecognisedBatch) and request.trace is not None:
-                return _handle_traced(handler, request.trace, request, self)
             return handler(request, self)
         except Exception:
             # The route answers, with its own error handling.
@@ -449,7 +450,7 @@ def _handle_traced(
     protocol: FastPathProtocol,
 ) -> Outcome:
     """The handler's answer to a request with a trace."""
-    protocol.trace = trace = trace._replace(begun_boot_ms=boot_ms())
+    protocol.trace = trace = trace._replace(received_boot_ms=boot_ms())
     try:
         outcome = handler(request, protocol)
     finally:
