@@ -7,12 +7,9 @@ present and renew them is the same.
 import base64
 import os
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 import trustme
 
@@ -20,11 +17,12 @@ from examples.broker import ROOT, Broker
 from forebay.errors import SinkError
 from forebay_changelog.kafka.url import ALLOWED_URLS
 from tests.conftest import need_kafka
-from tests.end_to_end.test_kafka_oauth import LIFE_S, SECRET, issuer, listener_options
+from tests.end_to_end.test_kafka_oauth import SECRET, follow_for_three_lives, issuer, listener_options
 from tests.end_to_end.test_kafka_security import chain_of, key_of
 from tests.end_to_end.test_spark_sink import Source
 from tests.end_to_end.test_spark_sink_kafka import TOPOLOGY, jars, jvm, spark
-from tests.support.cluster import Cluster, running_cluster, wait_until
+from tests.support.cluster import Cluster, running_cluster
+from tests.support.commands import forebay
 from tests.support.issuer import Issuer
 
 __all__ = ["issuer", "jars", "jvm", "spark"]
@@ -109,24 +107,8 @@ def cluster(url: str, issuer: Issuer, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_log_and_group_go_on_while_tokens_expire_and_keys_are_replaced(cluster, issuer):
-    """Every write is read, and the active stays, for three lives of a token; no log shows one."""
-    cluster.put("latest", {b"k": b'{"n":0}'})
-    cluster.start_workers(2)
-    router = cluster.start_router()
-    cluster.wait_settled(router)
-    held = cluster.active_for(router, "latest", "k")
-    requests, until, n = issuer.requests["/token"], time.monotonic() + 3 * LIFE_S, 0
-    while time.monotonic() < until:
-        n += 1
-        cluster.put("latest", {b"k": b'{"n":%d}' % n})
-        read = f"http://{router}/v1/stores/latest/keys/k?max_time_lag_ms=10000"
-        wait_until(lambda: httpx.get(read).json().get("value") == {"n": n}, "what was written")  # noqa: B023
-        if n == 10:
-            issuer.rotate()
-        time.sleep(0.2)
-    assert cluster.active_for(router, "latest", "k") == held
-    # Of each client several, one after the other.
-    assert issuer.requests["/token"] - requests >= 6
+    """No log shows a token."""
+    follow_for_three_lives(cluster, issuer)
     header, _, _ = issuer.token("forebay").partition(".")
     assert header[:20] not in cluster.logs()
 
@@ -138,12 +120,7 @@ def test_amazons_token_reaches_a_broker_that_refuses_it_and_shows_no_secret(brok
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_SESSION_TOKEN", SESSION)
-    refused = subprocess.run(
-        [sys.executable, "-m", "forebay", "topology", "apply", "--topology", topology, "--changelog", url],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    refused = forebay("topology", "apply", "--topology", topology, "--changelog", url)
     assert refused.returncode == 1
     [error] = refused.stderr.strip().splitlines()
     assert error.startswith(f"forebay: No broker of {broker.url} answers: ")

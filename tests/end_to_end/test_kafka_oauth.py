@@ -1,7 +1,5 @@
 """A broker that lets in who has a token of an issuer: librdkafka, aiokafka and Java's client get theirs."""
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from tests.conftest import need_kafka
 from tests.end_to_end.test_spark_sink import Source, run
 from tests.end_to_end.test_spark_sink_kafka import TOPOLOGY, jars, jvm, spark
 from tests.support.cluster import Cluster, free_port, running_cluster, wait_until
+from tests.support.commands import forebay
 from tests.support.issuer import Issuer
 
 __all__ = ["jars", "jvm", "spark"]
@@ -85,8 +84,8 @@ def cluster(broker: Broker, issuer: Issuer, tmp_path: Path) -> Iterator[Cluster]
         yield cluster
 
 
-def test_log_and_group_go_on_while_tokens_expire_and_keys_are_replaced(cluster, issuer):
-    """Every write is read, and the active stays, for three lives of a token; no log shows the secret."""
+def follow_for_three_lives(cluster: Cluster, issuer: Issuer) -> None:
+    """Every write is read, and the active stays, for three lives of a token, and past a replaced key."""
     cluster.put("latest", {b"k": b'{"n":0}'})
     cluster.start_workers(2)
     router = cluster.start_router()
@@ -104,6 +103,11 @@ def test_log_and_group_go_on_while_tokens_expire_and_keys_are_replaced(cluster, 
     assert cluster.active_for(router, "latest", "k") == held
     # Of each client several, one after the other.
     assert issuer.requests["/token"] - requests >= 6
+
+
+def test_log_and_group_go_on_while_tokens_expire_and_keys_are_replaced(cluster, issuer):
+    """No log shows the secret."""
+    follow_for_three_lives(cluster, issuer)
     assert SECRET not in cluster.logs()
 
 
@@ -137,12 +141,7 @@ def test_a_refusal_of_the_issuer_has_its_reason_and_shows_no_secret(broker, issu
     topology = tmp_path / "topology.toml"
     topology.write_text(TOPOLOGY)
     changelog = url(broker.url, issuer, tmp_path, sasl_oauthbearer_client_secret="another")
-    refused = subprocess.run(
-        [sys.executable, "-m", "forebay", "topology", "apply", "--topology", topology, "--changelog", changelog],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    refused = forebay("topology", "apply", "--topology", topology, "--changelog", changelog)
     assert refused.returncode == 1
     [error] = refused.stderr.strip().splitlines()
     assert error.startswith(f"forebay: No broker of {broker.url} answers: ")

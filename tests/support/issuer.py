@@ -5,44 +5,28 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs
 
 from joserfc import jwt
 from joserfc.jwk import RSAKey
 
+from tests.support.local_server import LocalServer
 
-class Issuer(ThreadingHTTPServer):
+
+class Issuer(LocalServer):
     """Signs tokens and publishes its keys; ``clients`` are the ids and secrets of those who may ask for tokens.
 
     ``life_s`` is how long tokens are valid, ``audience`` for whom they are.
     """
 
-    daemon_threads = True
-
     def __init__(self, clients: dict[str, str], audience: str = "kafka", life_s: float = 3600) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.clients = clients
         self.audience = audience
         self.life_s = life_s
-        self.url = f"http://127.0.0.1:{self.server_port}"
         self.keys = [RSAKey.generate_key(2048, {"kid": "1"})]
-        self.requests: Counter[str] = Counter()
-        """How often each of its paths was requests for."""
-        self.is_away = False
-        self._thread = Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05})
-
-    def __enter__(self) -> Issuer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        self._thread.join()
-        self.server_close()
 
     def rotate(self) -> None:
         """Sign with a new key from now on, and publish no other."""

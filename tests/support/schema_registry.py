@@ -8,41 +8,24 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from tests.support.local_server import LocalServer
 
-class SchemaRegistry(ThreadingHTTPServer):
+
+class SchemaRegistry(LocalServer):
     """Schemas by their ids, and by the versions of their subjects.
 
     Once it has ``credentials``, as ``user:password``, requests without them are refused.
     """
 
-    daemon_threads = True
-    allow_reuse_address = True
-
-    def __init__(self, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
+    def __init__(self) -> None:
+        super().__init__(_Handler)
         self.schemas: list[dict[str, Any]] = []
         self.versions: dict[str, list[int]] = {}
-        self.requests: Counter[str] = Counter()
-        """How many there were for each path."""
         self.credentials: str | None = None
-        self.is_away = False
-        self._thread = Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05})
-
-    def __enter__(self) -> SchemaRegistry:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        self._thread.join()
-        self.server_close()
 
     def register(self, subject: str, schema: dict[str, Any]) -> int:
         """The id of a schema, the same for the same content."""
