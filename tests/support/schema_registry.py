@@ -26,6 +26,8 @@ class SchemaRegistry(LocalServer):
         self.schemas: list[dict[str, Any]] = []
         self.versions: dict[str, list[int]] = {}
         self.credentials: str | None = None
+        self.deleted_subjects: set[str] = set()
+        """Those that are shown only to who requests deleted ones too."""
 
     def register(self, subject: str, schema: dict[str, Any]) -> int:
         """The id of a schema, the same for the same content."""
@@ -38,7 +40,7 @@ class SchemaRegistry(LocalServer):
             versions.append(schema_id)
         return schema_id
 
-    def answer(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
+    def answer(self, method: str, path: str, query: str, body: bytes) -> tuple[int, Any]:
         """A status and a document."""
         match re.fullmatch(r"/(schemas/ids|subjects)/([^/]+)(?:/versions(?:/(\d+))?)?", path):
             case None:
@@ -59,6 +61,8 @@ class SchemaRegistry(LocalServer):
                 return 200, {**named, **self.schemas[schema_id - 100]}
             case found:
                 subject, version = unquote(found[2]), int(found[3])
+                if subject in self.deleted_subjects and "deleted=true" not in query.lower():
+                    return 404, {"error_code": 40401, "message": "Subject not found"}
                 schema_id = self.versions[subject][version - 1]
                 named = {"subject": subject, "version": version, "id": schema_id}
                 return 200, {**named, **self.schemas[schema_id - 100]}
@@ -74,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self.rfile.read(int(self.headers["content-length"])))
 
     def _answer(self, body: bytes) -> None:
-        path = urlsplit(self.path).path
+        _, _, path, query, _ = urlsplit(self.path)
         self.server.requests[path] += 1
         credentials = self.server.credentials
         expected = "" if credentials is None else f"Basic {base64.b64encode(credentials.encode()).decode()}"
@@ -83,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif credentials is not None and self.headers.get("authorization") != expected:
             status, document = 401, {"error_code": 401, "message": "Unauthorized"}
         else:
-            status, document = self.server.answer(self.command, path, body)
+            status, document = self.server.answer(self.command, path, query, body)
         text = json.dumps(document).encode()
         self.send_response(status)
         self.send_header("content-type", "application/vnd.schemaregistry.v1+json")

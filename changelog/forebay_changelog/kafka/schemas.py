@@ -109,8 +109,8 @@ class Schemas:
         fetch = self._fetch(codec, schema_id)
         # Counted from its beginning: who comes back for one that takes long must not hold up others each time.
         left_s = self._wait_s - (boot_ms() - fetch.started_boot_ms) / 1000
-        if patient and left_s > 0:
-            fetch.is_done.wait(left_s)
+        if patient:
+            fetch.is_done.wait(max(0.0, left_s))
         if not fetch.is_done.is_set():
             raise SchemaUnavailable(f"The schema {schema_id} is being fetched from the registry.", retry_after_s=1)
         if fetch.unknown is not None:

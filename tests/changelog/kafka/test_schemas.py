@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
@@ -146,6 +147,8 @@ def test_schemas_that_others_refer_to_are_fetched_too(registry, known):
     schema = Schema(json.dumps(person), "AVRO", [SchemaReference("Address", "address", 1)])
     value = {"home": {"street": {"s": "x"}, "n": 1}, "work": None}
     stored = AvroSerializer(client, schema)(value, VALUE)
+    # The values that name it are still there.
+    registry.deleted_subjects.add("street")
     assert shown(AVRO, stored)["value"] == value
 
 
@@ -329,8 +332,9 @@ def test_what_a_worker_cannot_use_is_not_the_records_fault(registry, known):
     text = base64.b64encode(importing.SerializeToString()).decode()
     of_protobuf = registry.register("importing", {"schema": text, "schemaType": "PROTOBUF"})
     of_avro = registry.register("damaged", {"schema": '{"type": "nothing"}'})
-    for codec, schema_id in ((PROTOBUF, of_protobuf), (AVRO, of_avro)):
-        with pytest.raises(SchemaUnavailable, match=f"The schema {schema_id} cannot be used here"):
+    imports = ".*it imports os/path.proto, which the registry does not name"
+    for codec, schema_id, why in ((PROTOBUF, of_protobuf, imports), (AVRO, of_avro, "")):
+        with pytest.raises(SchemaUnavailable, match=f"The schema {schema_id} cannot be used here{why}"):
             codec.fault(b"\0" + schema_id.to_bytes(4, "big") + b"\0\0")
 
 
@@ -398,10 +402,37 @@ def test_a_topic_may_have_several_types_by_a_union_of_references(registry, known
 
 def test_defaults_do_not_matter_to_what_is_read(registry, known):
     """Older registries have schemas whose defaults later versions of fastavro refuse."""
-    schema = record(n="int")
+    letter = {"type": "enum", "name": "E", "symbols": ["A"], "default": "B"}
+    schema = record(n="int", e=["null", letter])
     schema["fields"][0]["default"] = None
     schema_id = registry.register("s", {"schema": json.dumps(schema)})
-    assert shown(AVRO, b"\0" + schema_id.to_bytes(4, "big") + b"\x0e")["value"] == {"n": 7}
+    assert shown(AVRO, b"\0" + schema_id.to_bytes(4, "big") + b"\x0e\x02\x00")["value"] == {"n": 7, "e": "A"}
+
+
+def test_schemas_that_were_kept_are_there_before_a_read_needs_them(registry, tmp_path, monkeypatch):
+    """On the event loop, a read would wait for the disk."""
+    know(registry, tmp_path, monkeypatch)
+    stored = written(registry, "string", "text")
+    assert AVRO.fault(stored) is None
+    know(registry, tmp_path, monkeypatch)
+    wait_until(lambda: "forebay-schemas" not in {one.name for one in threading.enumerate()}, "the schemas")
+    shutil.rmtree(tmp_path)
+    registry.is_away = True
+    assert shown(AVRO, stored)["value"] == "text"
+
+
+def test_a_registry_that_says_nothing_is_given_up(registry, tmp_path, monkeypatch):
+    """By default Confluent's client would wait for it for ever, and the partition with it."""
+    monkeypatch.setattr("forebay_changelog.kafka.schemas._TIMEOUT_S", 1)
+    stored = written(registry, "string", "text")
+    released = threading.Event()
+    monkeypatch.setattr(registry, "answer", lambda *_: released.wait() and (503, {}))
+    know(registry, tmp_path, monkeypatch)
+    try:
+        with pytest.raises(SchemaUnavailable, match="The registry did not give the schema 100"):
+            AVRO.fault(stored)
+    finally:
+        released.set()
 
 
 def test_who_comes_back_for_a_schema_waits_no_second_time(registry, tmp_path, monkeypatch):
