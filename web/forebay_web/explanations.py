@@ -54,14 +54,8 @@ class Explanation:
 
     def document(self) -> dict[str, Any]:
         """All of it as JSON values."""
-        cut = {"cut": True} if len(self._events) == _MAX_EVENTS else {}
-        return {
-            "tier": self._tier,
-            "took_ms": self._now_ms(),
-            "bounds": self._bounds,
-            "events": self._events,
-            **cut,
-        }
+        shown = {"tier": self._tier, "took_ms": self._now_ms(), "bounds": self._bounds, "events": self._events}
+        return shown if len(self._events) < _MAX_EVENTS else {**shown, "cut": True}
 
     def _now_ms(self) -> float:
         return round(boot_ms() - self._received_boot_ms, 3)
