@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
@@ -17,6 +17,7 @@ from forebay.task_ids import TopicPartition
 from forebay.topology import Topology
 from forebay_changelog import Heartbeat
 from forebay_changelog.kafka.changelog import KafkaChangelog
+from forebay_changelog.kafka.topics import passes
 from forebay_changelog.record_headers import HEARTBEAT_HEADER, heartbeat_key
 from tests.chaos.history import Finding, Record
 from tests.chaos.writer import Row, log_row
@@ -36,6 +37,9 @@ _COMPACTED = {
     "delete.retention.ms": "60000",
 }
 _TIMEOUT_S = 60.0
+_ONCE_S = 5.0
+_RETRY_S = 0.1
+T = TypeVar("T")
 
 
 def create_topics(changelog: KafkaChangelog, topology: Topology) -> None:
@@ -91,16 +95,23 @@ class KafkaWriter:
 
     def _end_at(self, tp: TopicPartition, level: IsolationLevel) -> int:
         admin = AdminClient(self._changelog.kafka.librdkafka())
-        (found,) = admin.list_offsets(
-            {KafkaTopicPartition(*tp): OffsetSpec.latest()}, isolation_level=level
-        ).values()
-        return int(found.result(_TIMEOUT_S).offset)
+
+        def found() -> int:
+            wanted = {KafkaTopicPartition(*tp): OffsetSpec.latest()}
+            (offset,) = admin.list_offsets(wanted, isolation_level=level).values()
+            return int(offset.result(_TIMEOUT_S).offset)
+
+        return _insist(found)
 
     def move_beginning(self, tp: TopicPartition, beginning: int) -> None:
         """Have the brokers remove a partition's records before an offset."""
         admin = AdminClient(self._changelog.kafka.librdkafka())
-        (removed,) = admin.delete_records([KafkaTopicPartition(*tp, beginning)]).values()
-        removed.result(_TIMEOUT_S)
+
+        def remove() -> None:
+            (removed,) = admin.delete_records([KafkaTopicPartition(*tp, beginning)]).values()
+            removed.result(_TIMEOUT_S)
+
+        _insist(remove)
 
     def renew(self) -> None:
         """Write with new producers: what they know of a log's end may have been lost."""
@@ -131,15 +142,15 @@ class KafkaWriter:
             time.sleep(self._chooser.uniform(0, LONGEST_OPEN_S))
         if self._chooser.random() < ABORTED and store not in self._unproven:
             producer.flush(_TIMEOUT_S)
-            _insist(producer.abort_transaction)
+            _insist(lambda: producer.abort_transaction(_ONCE_S))
             self._on_finding(Finding("abort", f"{len(written)} records", boot_ms()))
             return written
         try:
-            _insist(producer.commit_transaction)
+            _insist(lambda: producer.commit_transaction(_ONCE_S))
         except KafkaException as error:
             if not error.args[0].txn_requires_abort():
                 raise
-            _insist(producer.abort_transaction)
+            _insist(lambda: producer.abort_transaction(_ONCE_S))
             return written
         committed_ms = boot_ms()
         self._unproven.discard(store)
@@ -150,18 +161,19 @@ class KafkaWriter:
             options: dict[str, Any] = {"transactional_id": f"chaos-{spec.topic}", "linger_ms": 0}
             options |= {"transaction_timeout_ms": 60_000, "message_timeout_ms": 60_000}
             producer = Producer(self._changelog.kafka.librdkafka(**options))
-            _insist(producer.init_transactions)
+            _insist(lambda: producer.init_transactions(_ONCE_S))
             self._producers[spec.name] = producer
         return self._producers[spec.name]
 
 
-def _insist(action: Callable[[float], None]) -> None:
+def _insist(action: Callable[[], T]) -> T:
     """Repeat what may be repeated, until its outcome is known; raises ``KafkaException`` if that is a failure."""
     end = time.monotonic() + _TIMEOUT_S
     while True:
         try:
-            action(5.0)
-            return
+            return action()
         except KafkaException as error:
-            if not error.args[0].retriable() or time.monotonic() > end:
+            cause = error.args[0]
+            if cause.txn_requires_abort() or not passes(cause) or time.monotonic() > end:
                 raise
+            time.sleep(_RETRY_S)

@@ -68,6 +68,7 @@ _UNREACHABLE = frozenset(
         KafkaError._TIMED_OUT_QUEUE,
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.NETWORK_EXCEPTION,
     }
 )
 """Errors of unreachable brokers."""
@@ -76,11 +77,20 @@ ELECTING = frozenset(
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
         KafkaError._DESTROY,
     }
 )
-"""Errors while a partition changes its leader, or a connection its broker, which Kafka's clients do not all call
-retriable."""
+"""Errors while a partition changes its leader, a group its coordinator, or a connection its broker, which Kafka's
+protocol calls retriable and librdkafka does not. A broker that has just started knows less than its clients do."""
 
 
 def topic_id(description: Any) -> str:

@@ -94,12 +94,29 @@ def test_a_topic_is_made_as_its_kind_of_store_needs_it(changelog, admin, store, 
     assert {name: found[name].value for name in expected} == expected
 
 
-def test_leader_election_errors_are_transient():
-    """Errors of authorization and of message size are not transient."""
-    for code in (KafkaError.OFFSET_NOT_AVAILABLE, KafkaError._DESTROY, KafkaError.NOT_LEADER_FOR_PARTITION):
-        assert passes(KafkaError(code))
-    for code in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.MSG_SIZE_TOO_LARGE):
-        assert not passes(KafkaError(code))
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OFFSET_NOT_AVAILABLE",
+        "_DESTROY",
+        "NOT_LEADER_FOR_PARTITION",
+        "UNKNOWN_LEADER_EPOCH",
+        "FENCED_LEADER_EPOCH",
+        "NOT_COORDINATOR",
+        "COORDINATOR_LOAD_IN_PROGRESS",
+        "NOT_CONTROLLER",
+        "NETWORK_EXCEPTION",
+        "KAFKA_STORAGE_ERROR",
+    ],
+)
+def test_errors_that_kafka_calls_retriable_are_transient(name):
+    """As of a broker that has just started and does not know yet which of its partitions it leads."""
+    assert passes(KafkaError(getattr(KafkaError, name)))
+
+
+@pytest.mark.parametrize("name", ["TOPIC_AUTHORIZATION_FAILED", "MSG_SIZE_TOO_LARGE", "INVALID_CONFIG"])
+def test_errors_that_trying_again_does_not_help_are_lasting(name):
+    assert not passes(KafkaError(getattr(KafkaError, name)))
 
 
 def test_missing_topic_is_named_with_the_remedy(changelog):
