@@ -60,6 +60,7 @@ class WorkerMetrics(Collector):
         """The same with a step for each replica, since there may be thousands."""
         yield from self._answers()
         yield from self._replicas()
+        yield self._snapshots()
         yield from self._sizes()
         worker = self._worker
         yield _one("forebay_ready", "1 if /readyz says 200.", worker.readiness() is None)
@@ -102,6 +103,18 @@ class WorkerMetrics(Collector):
             from_disk.add_metric([store], count)
         yield from (reads, refusals, took, from_disk)
         yield from self._worker.admission.served.collect("forebay_served")
+
+    def _snapshots(self) -> Metric | None:
+        if self._worker.saver is None:
+            return None
+        saved = GaugeMetricFamily(
+            "forebay_snapshot_timestamp_seconds",
+            "Unix time of the newest snapshot saved of each partition that is active here.",
+            labels=_REPLICA,
+        )
+        for (store, partition), moment_epoch_ms in list(self._worker.saver.saved_epoch_ms.items()):
+            saved.add_metric([store, str(partition)], moment_epoch_ms / 1000)
+        return saved
 
     def _replicas(self) -> Iterator[Metric | None]:
         record_lag = GaugeMetricFamily("forebay_record_lag", "Records behind the log's end.", labels=_REPLICA)

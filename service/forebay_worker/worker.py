@@ -48,6 +48,8 @@ from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
 from forebay_worker.reads.staleness_check import Admission
 from forebay_worker.snapshots.giving import Snapshots
+from forebay_worker.snapshots.repository import SnapshotRepository
+from forebay_worker.snapshots.saving import SnapshotSaver
 from forebay_worker.snapshots.taking import Copier
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offsets_file import CAUGHT_UP, INCOMPLETE
@@ -103,6 +105,8 @@ class Worker:
         self.snapshot_token = token_file(settings.snapshot_token_file)
         self.snapshots = Snapshots(self._directory.path / ".snapshots", settings.snapshot_bytes_per_second)
         self._ends.callback(self.snapshots.close)
+        url, application_id = settings.snapshots, self.topology.application_id
+        self._repository = None if url is None else SnapshotRepository(url, application_id)
         self._memory = RocksDbMemory(settings.rocksdb_block_cache_bytes, settings.rocksdb_write_buffer_bytes)
         self.tasks = TaskManager(
             self.topology,
@@ -131,6 +135,7 @@ class Worker:
             self.membership.member,
             self._ceiling,
         )
+        self.saver = self._saver()
         self.disk_reads = DiskReads(lambda: self._memory.block_cache_is_full)
         self.reads = Reads(self.admission, settings.max_answer_bytes, self.disk_reads)
         self.scans = Scans(self.admission, self.disk_reads)
@@ -145,7 +150,14 @@ class Worker:
     def _copier(self) -> Copier:
         settings = self.settings
         scheme = "http" if settings.tls_certificate_file is None else "https"
-        return Copier(self._holders, self.snapshot_token, scheme, _authorities(settings.snapshot_ca_file))
+        authorities = _authorities(settings.snapshot_ca_file)
+        return Copier(self._holders, self.snapshot_token, scheme, authorities, self._repository)
+
+    def _saver(self) -> SnapshotSaver | None:
+        if self._repository is None:
+            return None
+        interval_ms = self.settings.snapshot_interval_ms
+        return SnapshotSaver(self._repository, self.snapshots, self.tasks, self.admission, interval_ms)
 
     def _holders(self, tp: TopicPartition) -> list[HostInfo]:
         """The other workers that hold a partition, its active last: that has the most reads."""
@@ -157,6 +169,9 @@ class Worker:
         self.tasks.start()
         self._ends.callback(self.tasks.stop)
         self._ends.callback(self.disk_reads.close)
+        if self.saver is not None:
+            self.saver.start()
+            self._ends.callback(self.saver.stop)
         self._await_checks()
         self.membership.start(self._subscription, self._on_assignment)
         self._ends.callback(self.membership.leave)
@@ -291,13 +306,13 @@ class Worker:
         return {str(self.host): True}
 
     def own_findings(self) -> list[Finding]:
-        """What the machine or the group refuses, or that the worker is not ready."""
+        """What the machine, the group or the snapshots' place refuses, or that the worker is not ready."""
         problem = self.readiness()
         if self.storage_fault is not None:
             return [Finding.of_message("storage_fault", "error", self.storage_fault, "See the worker's log.")]
-        if problem is None:
-            return []
-        return [Finding("not-ready", "warning", problem.detail, "Wait until its replicas are caught up.")]
+        if problem is not None:
+            return [Finding("not-ready", "warning", problem.detail, "Wait until its replicas are caught up.")]
+        return [] if self.saver is None else self.saver.findings()
 
     @property
     def storage_fault(self) -> str | None:

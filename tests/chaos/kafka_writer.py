@@ -17,7 +17,7 @@ from forebay.task_ids import TopicPartition
 from forebay.topology import Topology
 from forebay_changelog import Heartbeat
 from forebay_changelog.kafka.changelog import KafkaChangelog
-from forebay_changelog.kafka.topics import passes
+from forebay_changelog.kafka.transient_errors import passes
 from forebay_changelog.record_headers import HEARTBEAT_HEADER, heartbeat_key
 from tests.chaos.history import Finding, Record
 from tests.chaos.writer import Row, log_row

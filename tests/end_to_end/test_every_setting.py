@@ -532,6 +532,12 @@ def copies_from_others(stage: Stage, built: Built) -> None:
     assert {certificate["serialNumber"] for certificate in copier.authorities.get_ca_certs()}
 
 
+def saves_snapshots(stage: Stage, built: Built) -> None:
+    saver: Any = built.worker(snapshots=f"file://{stage.directory}/kept", snapshot_interval_ms=77_000).saver
+    assert saver._repository.url == f"file://{stage.directory}/kept"
+    assert saver._interval_ms == 77_000
+
+
 def gives_copies_at_a_pace(_: Stage, built: Built) -> None:
     assert built.worker(snapshot_bytes_per_second=77).snapshots.pace.bytes_per_second == 77
 
@@ -600,6 +606,8 @@ WORKER: dict[str, Shows | str] = {
     "apply_records_per_second": brings_replicas_forward,
     "restore_processes": brings_replicas_forward,
     "schema_registry": reads_by_schemas,
+    "snapshots": saves_snapshots,
+    "snapshot_interval_ms": saves_snapshots,
     "snapshot_token_file": copies_from_others,
     "snapshot_ca_file": copies_from_others,
     "snapshot_bytes_per_second": gives_copies_at_a_pace,

@@ -13,12 +13,13 @@ import httpx
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin import AdminClient
 
 from examples.broker import ROOT, Broker, java
 from forebay.task_ids import TopicPartition
 from tests.conftest import need_kafka
 from tests.support.cluster import Cluster, restore_processes, running_cluster, wait_until
+from tests.support.kafka_topics import configure
 
 pytestmark = [pytest.mark.kafka, pytest.mark.chaos]
 
@@ -204,17 +205,6 @@ def test_a_broker_killed_during_a_rebalance_costs_no_key(cluster, broker):
     cluster.wait_settled(router)
     assert shows_all(router, "value")
     assert shows_all(list(cluster.workers)[1], "value")
-
-
-def configure(cluster: Cluster, store: str, **config: str) -> None:
-    admin = AdminClient(cluster.changelog.kafka.librdkafka())
-    entries = [
-        ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
-        for name, value in config.items()
-    ]
-    topic = cluster.topology.stores[store].topic
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
-    admin.incremental_alter_configs([resource])[resource].result(10)
 
 
 COMPACTED_AT_ONCE = {

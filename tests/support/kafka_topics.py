@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from confluent_kafka import IsolationLevel, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, OffsetSpec
 
 from forebay.log_epochs import OffsetAndEpoch
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Batch, Record, Wake
 from forebay_changelog.kafka.changelog import KafkaChangelog
-from tests.support.cluster import wait_until
+from tests.support.cluster import Cluster, wait_until
 
 
 def spec(kind: str = "key-value", partitions: int = 1, **fields: object) -> StoreSpec:
@@ -34,6 +34,18 @@ def end_of_all(admin: AdminClient, tp: TopicPartition) -> int:
     wanted = {KafkaTopicPartition(*tp): OffsetSpec.latest()}
     futures = admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_UNCOMMITTED)
     return int(next(iter(futures.values())).result(10).offset)
+
+
+def configure(cluster: Cluster, store: str, **config: str) -> None:
+    """Set configurations of a store's topic; their names have underscores for dots."""
+    admin = AdminClient(cluster.changelog.kafka.librdkafka())
+    entries = [
+        ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in config.items()
+    ]
+    topic = cluster.topology.stores[store].topic
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+    admin.incremental_alter_configs([resource])[resource].result(10)
 
 
 @dataclass

@@ -18,7 +18,8 @@ from forebay_changelog.kafka.consumer import KafkaConsumer
 from forebay_changelog.kafka.fetcher import Fetcher
 from forebay_changelog.kafka.heartbeats import BATCH_TIMEOUT_MS, HeartbeatWriter
 from forebay_changelog.kafka.superseded_records import append_deletions, append_tombstones
-from forebay_changelog.kafka.topics import KafkaTopics, passes
+from forebay_changelog.kafka.topics import KafkaTopics
+from forebay_changelog.kafka.transient_errors import passes
 from forebay_changelog.kafka.url import KafkaUrl
 from forebay_changelog.kafka.writer_ownership import has_completed, has_written, known_writers, last_heartbeat
 

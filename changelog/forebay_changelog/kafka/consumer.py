@@ -20,7 +20,8 @@ from forebay_changelog.base import Batch, ReadFailure, Wake
 from forebay_changelog.kafka.admin_polls import AdminPoll, AdminPolls
 from forebay_changelog.kafka.fetcher import Fetched, Fetcher
 from forebay_changelog.kafka.topic_states import TopicStates
-from forebay_changelog.kafka.topics import KafkaTopics, ask_offsets, passes
+from forebay_changelog.kafka.topics import KafkaTopics, ask_offsets
+from forebay_changelog.kafka.transient_errors import passes
 
 log = logging.getLogger(__name__)
 

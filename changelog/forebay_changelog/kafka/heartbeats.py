@@ -11,7 +11,7 @@ from forebay.clock import boot_ms
 from forebay.errors import BatchConflict, ChangelogError, ChangelogUnreachable
 from forebay_changelog.base import Rows, unknown_writer
 from forebay_changelog.kafka.client_close import CLIENT_LOG
-from forebay_changelog.kafka.topics import passes
+from forebay_changelog.kafka.transient_errors import passes
 from forebay_changelog.kafka.url import KafkaUrl
 from forebay_changelog.kafka.writer_ownership import known_writers, take_ownership
 from forebay_changelog.record_headers import COMPLETED_HEADER, HEARTBEAT_HEADER, heartbeat_key, superseded

@@ -19,10 +19,10 @@ from forebay_changelog.kafka.topics import (
     ask_configs,
     ask_descriptions,
     config_values,
-    is_away,
     topic_state,
     unsuitable,
 )
+from forebay_changelog.kafka.transient_errors import is_away
 from forebay_changelog.kafka.url import KafkaUrl
 
 _DESCRIPTION_INTERVAL_MS = 1_000.0

@@ -37,6 +37,7 @@ from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog.base import missing_external
 from forebay_changelog.kafka.client_close import Admin
+from forebay_changelog.kafka.transient_errors import ELECTING, is_away, passes
 from forebay_changelog.kafka.url import KafkaUrl
 
 _NEWEST_THAT_KEEPS = (2, 16)
@@ -59,38 +60,6 @@ _RENEWED_AFTER_MS = 15_000.0
 """An admin client without answers for this long is replaced: some wait minutes for a controller that is there."""
 _NO_TOPIC_ID = str(Uuid(0, 0))
 _ASSIGNMENTS_CONFIG = {"cleanup.policy": "compact", "segment.ms": "600000", "min.compaction.lag.ms": "60000"}
-_UNREACHABLE = frozenset(
-    {
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TRANSPORT,
-        KafkaError._TIMED_OUT,
-        KafkaError._RESOLVE,
-        KafkaError._TIMED_OUT_QUEUE,
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError.NETWORK_EXCEPTION,
-    }
-)
-"""Errors of unreachable brokers."""
-ELECTING = frozenset(
-    {
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.REPLICA_NOT_AVAILABLE,
-        KafkaError.ELIGIBLE_LEADERS_NOT_AVAILABLE,
-        KafkaError.KAFKA_STORAGE_ERROR,
-        KafkaError.NOT_CONTROLLER,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError._DESTROY,
-    }
-)
-"""Errors while a partition changes its leader, a group its coordinator, or a connection its broker, which Kafka's
-protocol calls retriable and librdkafka does not. A broker that has just started knows less than its clients do."""
 
 
 def topic_id(description: Any) -> str:
@@ -427,7 +396,7 @@ class KafkaTopics:
     def _translated(self, error: Exception) -> ChangelogError:
         kafka_error = error.args[0] if isinstance(error, KafkaException) else None
         code = None if kafka_error is None else kafka_error.code()
-        if kafka_error is None or code in _UNREACHABLE:
+        if kafka_error is None or is_away(kafka_error):
             self._unreachable_until = boot_ms() + _UNREACHABLE_FOR_MS
             self.admin.client.poll(0)
             why = self._errors.newest or ("time-out" if kafka_error is None else kafka_error.str())
@@ -448,16 +417,6 @@ class KafkaTopics:
                 f"There is no topic {topic!r} at {self._url}. Create it with 'forebay topology apply', or let "
                 "sink and workers do so (create_topics)."
             ) from error
-
-
-def passes(error: KafkaError) -> bool:
-    """Whether trying again may help, as while brokers are away or partitions have no leader."""
-    return error.retriable() or error.code() in _UNREACHABLE | ELECTING
-
-
-def is_away(error: KafkaError) -> bool:
-    """Whether an error only says that no broker answered."""
-    return error.code() in _UNREACHABLE
 
 
 def ask_offsets(

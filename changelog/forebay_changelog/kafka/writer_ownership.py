@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from forebay_changelog.base import Heartbeat
 from forebay_changelog.kafka.client_close import CLIENT_LOG, close
-from forebay_changelog.kafka.topics import ELECTING
+from forebay_changelog.kafka.transient_errors import ELECTING
 from forebay_changelog.kafka.url import KafkaUrl
 from forebay_changelog.record_headers import COMPLETED_HEADER, SUPERSEDED_HEADER, writer_of
 

@@ -237,6 +237,12 @@ class WorkerSettings(TierSettings):
         "Confluent's Python client as a query or in `?properties=FILE`, such as `basic.auth.user.info` and "
         "`ssl.ca.location`."
     )
+    snapshots: str | None = setting(
+        "URL of a directory or object store for snapshots of stores: `file:///DIRECTORY`, `s3://BUCKET/PREFIX`, "
+        "`gs://` or `abfs://`. Each partition's active saves one every `snapshot_interval_ms`, and a replica that "
+        "has little of its log begins with the newest if no other worker gives it a copy."
+    )
+    snapshot_interval_ms: int = setting("How often a snapshot of each partition is saved.", 3_600_000, least=1_000)
     snapshot_token_file: Path | None = setting(
         "File of the one token by which workers copy each other's stores: the same on all of them, and in no "
         "tokens file. Without it, workers that authenticate their clients give each other nothing, and read their "
@@ -247,7 +253,8 @@ class WorkerSettings(TierSettings):
         "over HTTPS if this one serves it. By default these are the machine's."
     )
     snapshot_bytes_per_second: int = setting(
-        "Total bytes a second at which copies of stores are given to other workers. 0 sets no limit.", 0
+        "Total bytes a second at which stores are copied to other workers and saved. 0 sets no limit.",
+        0,
     )
     automatic_state_relocation: bool = setting(
         "Whether stores that now belong to another ordinal are moved there at start (KIP-816).", True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import shutil
@@ -12,10 +11,16 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forebay.clock import boot_ms
-from forebay.errors import Overloaded, UnknownPath
+from forebay.errors import NotReady, Overloaded, UnknownPath
 from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.tasks.phases import ReplicaPhase
+
+if TYPE_CHECKING:
+    from forebay_worker.reads.staleness_check import Admission
+    from forebay_worker.tasks.replica import Replica
 
 _PIECE_BYTES = 256 << 10
 PIECE_HEAD = struct.Struct(">II")
@@ -36,18 +41,36 @@ class StoreCheckpoint:
 
 
 class Pace:
-    """Limits the bytes a second of all who wait for it, in one event loop; 0 sets no limit."""
+    """Limits the bytes a second of all who keep to it; 0 sets no limit."""
 
     def __init__(self, bytes_per_second: int) -> None:
         self.bytes_per_second = bytes_per_second
         self._free_boot_ms = 0.0
+        self._lock = threading.Lock()
 
-    async def wait(self, count: int) -> None:
-        """Return when so many bytes may be sent."""
-        if self.bytes_per_second:
+    def delay_s(self, count: int) -> float:
+        """After which time so many bytes, which now count as sent, may be."""
+        if not self.bytes_per_second:
+            return 0.0
+        with self._lock:
             now = boot_ms()
             self._free_boot_ms = max(now, self._free_boot_ms) + 1000 * count / self.bytes_per_second
-            await asyncio.sleep((self._free_boot_ms - now) / 1000)
+            return (self._free_boot_ms - now) / 1000
+
+
+def sound_store(replica: Replica, admission: Admission) -> RocksDbStore:
+    """A replica's store, if a copy of it is as good as a replay; raises ``NotReady``.
+
+    That is one that is restored, consistent, without doubt, and can prove in which log it is.
+    """
+    view, store, tp = replica.view, replica.view.store, replica.topic_partition
+    is_sound = view.checked and view.consistent and view.proof is not None and not view.diverged
+    in_doubt = admission.doubt(view) is not None or replica.predecessor is not None
+    if not is_sound or in_doubt or replica.phase is not ReplicaPhase.FOLLOWING or replica.failure is not None:
+        raise NotReady(f"{tp} is not in a state to be copied.", retry_after_s=5)
+    if not isinstance(store, RocksDbStore):
+        raise NotReady(f"The store {replica.spec.name!r} is not RocksDB's.", retry_after_s=60)
+    return store
 
 
 class Snapshots:

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from forebay.errors import BadParameter, Forbidden, NotHostedHere, NotReady, Problem
+from forebay.errors import BadParameter, Forbidden, NotHostedHere, Problem
 from forebay.wire.answers import json_answer, problem_answer
 from forebay_web.application import respond
 from forebay_web.request_guard import SNAPSHOTS_PATH
 from forebay_web.streamed_response import StreamedResponse
-from forebay_worker.snapshots.giving import PIECE_HEAD, Pace
+from forebay_worker.snapshots.giving import PIECE_HEAD, Pace, sound_store
 from forebay_worker.state.rocksdb import RocksDbStore
-from forebay_worker.tasks.phases import ReplicaPhase
 
 if TYPE_CHECKING:
     from forebay_worker.worker import Worker
@@ -86,7 +85,8 @@ async def _pieces(
 ) -> AsyncIterator[bytes]:
     """A file from an offset on, whose first piece was read: it was found to be there."""
     while piece:
-        await pace.wait(len(piece))
+        if delay_s := pace.delay_s(len(piece)):
+            await asyncio.sleep(delay_s)
         yield piece
         offset += len(piece) - PIECE_HEAD.size
         piece = await asyncio.get_running_loop().run_in_executor(pool, get, offset)
@@ -95,19 +95,11 @@ async def _pieces(
 def _store_of(worker: Worker, request: Request) -> RocksDbStore:
     """The store that a request wants a copy of.
 
-    Raises ``NotHostedHere``, and ``NotReady`` unless a copy would be as good as a replay: of one that is restored,
-    consistent, without doubt, and can prove in which log it is.
+    Raises ``NotHostedHere``, and ``NotReady`` unless a copy would be as good as a replay.
     """
     name, number = request.query_params.get("store", ""), request.query_params.get("partition", "")
-    spec = worker.spec(name)
+    worker.spec(name)
     replica = worker.tasks.replicas.get((name, int(number))) if number.isdecimal() and len(number) < 9 else None
     if replica is None:
         raise NotHostedHere(f"Partition {number!r} of {name!r} is not held here.", store=name)
-    view, store = replica.view, replica.view.store
-    is_sound = view.checked and view.consistent and view.proof is not None and not view.diverged
-    in_doubt = worker.admission.doubt(view) is not None or replica.predecessor is not None
-    if not is_sound or in_doubt or replica.phase is not ReplicaPhase.FOLLOWING or replica.failure is not None:
-        raise NotReady(f"Partition {number} of {spec.name!r} is not in a state to be copied.", retry_after_s=5)
-    if not isinstance(store, RocksDbStore):
-        raise NotReady(f"The store {spec.name!r} is not RocksDB's.", retry_after_s=60)
-    return store
+    return sound_store(replica, worker.admission)

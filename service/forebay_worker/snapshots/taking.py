@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
@@ -22,6 +22,9 @@ from forebay.task_ids import TopicPartition
 from forebay_web.request_guard import SNAPSHOTS_PATH
 from forebay_worker.snapshots.giving import PIECE_HEAD
 from forebay_worker.state.fsync import create_file, sync_directory
+
+if TYPE_CHECKING:
+    from forebay_worker.snapshots.repository import SnapshotRepository
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +49,16 @@ class Copier:
     token: Callable[[], bytes] | None
     scheme: str
     authorities: ssl.SSLContext
+    repository: SnapshotRepository | None = None
+    """Where to look once none of them gives one."""
 
-    def copy(self, store: str, tp: TopicPartition, target: Path, stopped: Callable[[], bool]) -> HostInfo | None:
-        """Copy a partition of a store into a new directory; returns from whom, None if nobody gives one.
+    def copy(
+        self, store: str, tp: TopicPartition, target: Path, stopped: Callable[[], bool], beyond: int = 0
+    ) -> str | None:
+        """Copy a partition of a store into a new directory; returns what was copied, None if nobody gives one.
 
-        Whoever fails costs a new beginning with the next. Raises ``OSError`` if the disk refuses.
+        Whoever fails costs a new beginning with the next. A snapshot that is not ``beyond`` a position is of no
+        use. Raises ``OSError`` if the disk refuses.
         """
         for host in self.holders(tp):
             headers = {} if self.token is None else {"authorization": self.token().decode("latin-1")}
@@ -63,13 +71,15 @@ class Copier:
                     trust_env=False,
                 ) as http:
                     _Transfer(http, target, stopped).run(store, tp.partition)
-                return host
+                return f"what {host} has"
             except (CopyFailed, httpx.HTTPError) as error:
                 shutil.rmtree(target, ignore_errors=True)
                 if stopped():
                     return None
                 log.info("%s: no copy from %s: %s", tp, host, error or repr(error))
-        return None
+        if self.repository is None or stopped():
+            return None
+        return self.repository.copy(store, tp.partition, target, stopped, beyond)
 
 
 @dataclass(frozen=True)
@@ -91,9 +101,7 @@ class _Transfer:
             if any(name != os.path.basename(name) or name.startswith(".") for name in files):
                 raise CopyFailed("its files have names that are none")
             self.target.mkdir(parents=True)
-            needed_bytes, free_bytes = sum(files.values()), shutil.disk_usage(self.target).free
-            if needed_bytes > free_bytes:
-                raise CopyFailed(f"it has {needed_bytes} bytes, and {free_bytes} are free here")
+            require_space(self.target, sum(files.values()))
             with ThreadPoolExecutor(_FILES_AT_ONCE, "forebay-copy") as pool:
                 for done in [pool.submit(self._file, snapshot, name, size) for name, size in files.items()]:
                     done.result()
@@ -145,6 +153,13 @@ class _Transfer:
                     del received[:end]
         if received:
             raise CopyFailed(f"{name} ends within a piece")
+
+
+def require_space(directory: Path, needed_bytes: int) -> None:
+    """Raise ``CopyFailed`` unless a directory's disk has so many bytes free."""
+    free_bytes = shutil.disk_usage(directory).free
+    if needed_bytes > free_bytes:
+        raise CopyFailed(f"it has {needed_bytes} bytes, and {free_bytes} are free here")
 
 
 def _detail(answer: httpx.Response) -> str:

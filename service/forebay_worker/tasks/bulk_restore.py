@@ -24,7 +24,6 @@ from typing import TypeAlias
 from forebay.clock import boot_ms
 from forebay.linux import module_command, module_environment
 from forebay.state_store import CommittedOffset, StoreCorrupted
-from forebay.streams_metadata import HostInfo
 from forebay.task_ids import TopicPartition
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.tasks.replica import Replica
@@ -40,7 +39,7 @@ from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreJob, RestoreReport
 
 log = logging.getLogger(__name__)
-CopyStore: TypeAlias = Callable[[Restoration, Path, Callable[[], bool]], HostInfo | None]
+CopyStore: TypeAlias = Callable[[Restoration, Path, Callable[[], bool]], str | None]
 MAX_BYTES_IN_MEMORY = 96 << 20
 """Bytes that one restore process collects before it writes a file."""
 _PATIENCE_S = 10.0
@@ -109,8 +108,8 @@ class BulkRestore:
     """A few restore processes and the queue of replicas that wait for one.
 
     ``post(event)`` has an event handled in the applier's thread; those of restores come back to ``take``.
-    ``copy(restoration, path, stopped)`` copies another worker's store to a path instead, if anybody gives one, and
-    returns who.
+    ``copy(restoration, path, stopped)`` copies another worker's store or a snapshot to a path instead, if there is
+    one, and returns what it copied.
     ``storage_fault(error)`` describes the machine's refusal behind an error, None if there is none.
     """
 
@@ -251,15 +250,15 @@ class BulkRestore:
         restoration.may_copy = False
         path = self._scratch / f"{restoration.number}-copy"
         try:
-            host = self._copy(restoration, path, lambda: self._stopping or restoration.cancelled)
+            source = self._copy(restoration, path, lambda: self._stopping or restoration.cancelled)
         except Exception as error:
             found = self._storage_fault(error) or error
             log.error("%s could not be copied, so its log is read: %s", _name(restoration), found)
-            host = None
-        if host is None:
+            source = None
+        if source is None:
             shutil.rmtree(path, ignore_errors=True)
             return False
-        self._post(CopyMade(restoration, path, host))
+        self._post(CopyMade(restoration, path, source))
         return True
 
     def _delete_files(self, restoration: Restoration) -> None:

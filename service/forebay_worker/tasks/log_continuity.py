@@ -7,7 +7,7 @@ from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.store_spec import StoreSpec
 from forebay_changelog import Batch
 
-_TOMBSTONES_TRUSTED = 0.9
+TOMBSTONES_TRUSTED = 0.9
 """A replica trusts tombstones for this fraction of the time that the log keeps them."""
 _CLOCK_SLACK_MS = 60_000.0
 
@@ -74,7 +74,7 @@ def continuity_fault(
         known = (end_reached_epoch_ms or 0.0, before.replay_since_epoch_ms or 0.0)
         # A moment still to come is of a clock that was wrong, and proves nothing.
         away_ms = now - max(moment if moment < now + _CLOCK_SLACK_MS else 0.0 for moment in known)
-        if away_ms > _TOMBSTONES_TRUSTED * batch.tombstone_life_ms:
+        if away_ms > TOMBSTONES_TRUSTED * batch.tombstone_life_ms:
             return TombstonesMissed(
                 f"it was last consistent {away_ms / 1000:.0f} s ago, and the log {topic!r} keeps "
                 f"tombstones for {batch.tombstone_life_ms / 1000:.0f} s"

@@ -21,7 +21,6 @@ from forebay.errors import ChangelogError
 from forebay.lag import EndOffset, EndOffsets
 from forebay.logs import LogThrottle
 from forebay.state_store import CommittedOffset, StateStore, StoreCorrupted
-from forebay.streams_metadata import HostInfo
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Changelog
 from forebay_worker.snapshots.taking import Copier
@@ -128,8 +127,8 @@ class Recovery:
                 self.bulk_restore.take(event)
                 if not restoration.cancelled:
                     self._follow_restored(restoration)
-            case CopyMade(restoration, path, host):
-                self._adopt(restoration, path, host)
+            case CopyMade(restoration, path, source):
+                self._adopt(restoration, path, source)
             case FileMade(restoration) | RestoreFailed(restoration):
                 try:
                     self.bulk_restore.take(event)
@@ -222,24 +221,25 @@ class Recovery:
         is_young = boot_ms() - replica.copied_boot_ms < _NOT_COPIED_MS
         return self._copier is not None and behind > replica.view.progress.position and not is_young
 
-    def _copied(self, restoration: Restoration, path: Path, stopped: Callable[[], bool]) -> HostInfo | None:
-        """Copy another worker's store to a path; in the thread of a restore. Returns from whom, None if nobody
-        gives one that is of use."""
+    def _copied(self, restoration: Restoration, path: Path, stopped: Callable[[], bool]) -> str | None:
+        """Copy a store to a path; in the thread of a restore. Returns what was copied, None if nobody gives one
+        that is of use."""
         replica = restoration.replica
         tp, spec = replica.topic_partition, replica.spec
         assert self._copier is not None
-        host = self._copier.copy(spec.name, tp, path, stopped)
-        if host is None:
+        beyond = replica.view.progress.position
+        source = self._copier.copy(spec.name, tp, path, stopped, beyond)
+        if source is None:
             return None
         try:
             committed = self._opener.check_copy(path, replica.task, spec)
         except StoreCorrupted as corrupted:
-            log.error("%s: the copy from %s is of no use: %s", tp, host, corrupted)
+            log.error("%s: the copy of %s is of no use: %s", tp, source, corrupted)
             return None
-        return host if committed.position > replica.view.progress.position else None
+        return source if committed.position > beyond else None
 
-    def _adopt(self, restoration: Restoration, copy: Path, host: HostInfo) -> None:
-        """Go on with a copy of another worker's store in place of a replica's own.
+    def _adopt(self, restoration: Restoration, copy: Path, source: str) -> None:
+        """Go on with a copy of a store in place of a replica's own.
 
         That one, or what already answers for it, serves until the log has confirmed the copy.
         """
@@ -247,7 +247,7 @@ class Recovery:
             shutil.rmtree(copy, ignore_errors=True)
             return
         replica = restoration.replica
-        log.info("%s: goes on from a copy of what %s has", replica.topic_partition, host)
+        log.info("%s: goes on from a copy of %s", replica.topic_partition, source)
         self.bulk_restore.cancel(replica)
         replica.copied_boot_ms = boot_ms()
         former = self._predecessor_of(replica) if replica.predecessor is None else None

@@ -127,6 +127,7 @@ class Replica:
     checkpoint_interval_ms: float = _CHECKPOINT_INTERVAL_MS
     records: RecordCounts = field(default_factory=RecordCounts)
     """Since its store was opened or begun anew."""
+    tombstone_life_ms: float | None = None
     log_notices: Mapping[str, str] = field(default_factory=dict)
     """What is wrong with its log although that can be read, by kind."""
     proves_itself: bool | None = None
@@ -243,6 +244,7 @@ class Replica:
 
     def learn_tombstone_life(self, life_ms: float | None) -> None:
         """Record how long the log keeps tombstones: a start must find a moment well within that time."""
+        self.tombstone_life_ms = life_ms
         every_ms = _CHECKPOINT_INTERVAL_MS if life_ms is None else life_ms * _CHECKPOINT_BY_TOMBSTONE_LIFE
         self.checkpoint_interval_ms = min(_CHECKPOINT_INTERVAL_MS, every_ms)
 

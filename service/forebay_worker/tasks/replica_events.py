@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from forebay.state_store import StateStore, StoreCorrupted
-from forebay.streams_metadata import HostInfo
 from forebay_worker.tasks.log_continuity import LogCut, NotContinued, RecordsLost
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_view import LostRecords
@@ -91,11 +90,11 @@ class RestoreEnded:
 
 @dataclass(frozen=True)
 class CopyMade:
-    """A copy of another worker's store is at a path, to take the place of a replica's."""
+    """A copy of a store is at a path, to take the place of a replica's; ``source`` says of what."""
 
     restoration: Restoration
     path: Path
-    host: HostInfo
+    source: str
 
 
 RestoreEvent: TypeAlias = FileMade | RestoreFailed | RestoreEnded

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from forebay.errors import ConfigurationError
+from forebay.file_systems import open_location
 from forebay_tap.spark_checkpoint.errors import CheckpointError, CheckpointUnreachable
 
 T = TypeVar("T")
@@ -80,7 +82,7 @@ class ArrowFiles:
     """The files of a ``pyarrow.fs`` file system: S3, GCS, Azure, HDFS, or the local one."""
 
     def __init__(self, filesystem: Any, root: str, url: str) -> None:
-        self._filesystem, self._root, self._url = filesystem, root.rstrip("/"), url
+        self._filesystem, self._root, self._url = filesystem, root, url
 
     @property
     def url(self) -> str:
@@ -134,23 +136,11 @@ def open_files(url: str) -> CheckpointFiles:
         return LocalFiles(Path(url))
     if parts.scheme == "file":
         return LocalFiles(Path(unquote(parts.path)))
-    # Without its query and user, where pyarrow takes credentials.
-    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     try:
-        from pyarrow.fs import FileSystem
-    except ImportError as error:
-        message = f"Reading {shown} needs pyarrow: install it, or forebay with the extra 'tap'."
-        raise CheckpointError(message) from error
-    # The names that Hadoop gives to the same file systems.
-    named = {"s3a": "s3", "s3n": "s3", "abfss": "abfs"}.get(parts.scheme, parts.scheme)
-    try:
-        filesystem, root = FileSystem.from_uri(named + url[len(parts.scheme) :])
-    except (OSError, ValueError) as error:
-        reason = str(error).replace(url[len(parts.scheme) :], shown[len(parts.scheme) :])
-        raise CheckpointError(
-            f"pyarrow cannot open {shown}: {reason}. Check the URL and its credentials."
-        ) from error
-    return ArrowFiles(filesystem, root, shown)
+        location = open_location(url, "tap")
+    except ConfigurationError as error:
+        raise CheckpointError(str(error)) from error
+    return ArrowFiles(*location)
 
 
 def _reachable(call: Callable[[], T]) -> T:

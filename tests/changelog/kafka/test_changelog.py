@@ -31,7 +31,8 @@ from forebay_changelog import Heartbeat, Wake
 from forebay_changelog.kafka.changelog import KafkaChangelog
 from forebay_changelog.kafka.client_close import Admin
 from forebay_changelog.kafka.fetcher import Fetched, Fetcher
-from forebay_changelog.kafka.topics import ask_offsets, passes
+from forebay_changelog.kafka.topics import ask_offsets
+from forebay_changelog.kafka.transient_errors import passes
 from forebay_changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER, heartbeat_key
 from tests.support.cluster import free_port, wait_until
 from tests.support.kafka_topics import Reader, Writer, end_of_all, made, spec
