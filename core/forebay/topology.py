@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TaskId, TopicPartition
@@ -20,6 +21,8 @@ class SubTopology:
     name: str
     partitions: int
     stores: tuple[StoreSpec, ...]
+    is_global: bool = False
+    """Whether every worker holds all partitions (KIP-116's global tasks)."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Topology:
         text = json.dumps(
             [
                 self.application_id,
-                [[sub.ordinal, sub.partitions, [s.chosen() for s in sub.stores]] for sub in self.subtopologies],
+                [_chosen(sub) for sub in self.subtopologies],
             ],
             sort_keys=True,
         )
@@ -51,6 +54,10 @@ class Topology:
     def tasks(self) -> tuple[TaskId, ...]:
         """Every task, in order."""
         return tuple(TaskId(sub.ordinal, p) for sub in self.subtopologies for p in range(sub.partitions))
+
+    def is_global(self, task: TaskId) -> bool:
+        """Whether every worker holds a task."""
+        return self.subtopologies[task.ordinal].is_global
 
     def stores_of(self, task: TaskId) -> tuple[StoreSpec, ...]:
         """The stores of which a task holds one partition."""
@@ -64,3 +71,9 @@ class Topology:
     def ordinal_by_store(self) -> Mapping[str, int]:
         """The ordinal of each store's sub-topology."""
         return {spec.name: sub.ordinal for sub in self.subtopologies for spec in sub.stores}
+
+
+def _chosen(sub: SubTopology) -> list[Any]:
+    """What a sub-topology is identified by."""
+    chosen = [sub.ordinal, sub.partitions, [store.chosen() for store in sub.stores]]
+    return [*chosen, "global"] if sub.is_global else chosen

@@ -74,7 +74,7 @@ def parse_topology(document: Mapping[str, Any]) -> Topology:
 
 def _subtopology(table: Mapping[str, Any], ordinal: int, application_id: str) -> SubTopology:
     where = f"sub-topology {ordinal}"
-    refuse_unknown(table, {"name", "partitions", "store"}, where)
+    refuse_unknown(table, {"name", "partitions", "global", "store"}, where)
     name = name_field(table, "name", where)
     partitions = integer_field(table, "partitions", where, least=1)
     if partitions > _MAX_PARTITIONS:
@@ -83,7 +83,14 @@ def _subtopology(table: Mapping[str, Any], ordinal: int, application_id: str) ->
     if not isinstance(stores, list) or not stores:
         raise TopologyError(f"{where} ({name!r}) has no [[subtopology.store]]; add at least one.")
     specs = tuple(_store(store, application_id, partitions, where) for store in stores)
-    return SubTopology(ordinal, name, partitions, specs)
+    is_global = boolean_field(table, "global", where)
+    for spec in specs if is_global else ():
+        if spec.kind != "key-value":
+            raise TopologyError(
+                f"{where} ({name!r}) is global, which only key-value stores can be; move the {spec.kind} store "
+                f"{spec.name!r} to another sub-topology."
+            )
+    return SubTopology(ordinal, name, partitions, specs, is_global)
 
 
 def _store(table: Mapping[str, Any], application_id: str, partitions: int, where: str) -> StoreSpec:

@@ -115,6 +115,12 @@ def test_orders_that_cannot_be_are_refused(more: str, said: list[str]) -> None:
     ("text", "said"),
     [
         ("", ["the topology", "application_id"]),
+        (
+            HEAD.replace("partitions", "global = true\npartitions")
+            + STORE
+            + 'kind = "session"\ngap_ms = 1\nretention_ms = 1',
+            ["sub-topology 0", "is global", "only key-value stores", "'delays' to another sub-topology"],
+        ),
         ('application_id = "a b"\n' + SUB + STORE, ["application_id", "'a b'", "letters, digits"]),
         ("application_id = 5\n" + SUB + STORE, ["application_id", "5"]),
         ('application_id = "a"', ["[[subtopology]]", "add at least one"]),
@@ -131,7 +137,10 @@ def test_orders_that_cannot_be_are_refused(more: str, said: list[str]) -> None:
         (HEAD.replace("= 1", "= true") + STORE, ["sub-topology 0", "'partitions'", "True"]),
         (HEAD.replace("= 1", "= 1.5") + STORE, ["sub-topology 0", "'partitions'", "1.5"]),
         (HEAD.replace('"s"', '"-s"') + STORE, ["sub-topology 0", "'name'", "'-s'", "not beginning with"]),
-        (HEAD + "replicas = 2\n" + STORE, ["sub-topology 0", "'replicas'", "it may have name, partitions, store"]),
+        (
+            HEAD + "replicas = 2\n" + STORE,
+            ["sub-topology 0", "'replicas'", "it may have global, name, "],
+        ),
         (HEAD + "[[subtopology.store]]\n", ["a store of sub-topology 0", "'name'"]),
         (HEAD + STORE.replace("delays", "../etc"), ["a store of sub-topology 0", "'../etc'"]),
         (HEAD + STORE.replace("delays", "d" * 201), ["a store of sub-topology 0", "letters, digits"]),

@@ -12,7 +12,7 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "core": Part("forebay", 9_090, 7_850),
+    "core": Part("forebay", 9_110, 7_850),
     "changelog": Part("forebay_changelog", 6_480, 5_550),
     "client": Part("forebay_client", 4_100, 3_900),
     "web": Part("forebay_web", 7_090, 5_500),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -10,7 +10,7 @@ from forebay.streams_metadata import Generation
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay_changelog import Changelog
-from forebay_worker.group.assignor import AssignmentPolicy, Member, assign
+from forebay_worker.group.assignor import Assignment, AssignmentPolicy, Member, assign
 from forebay_worker.group.election import holders
 from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.group.messages import AssignmentInfo, Location, SubscriptionInfo
@@ -87,7 +87,7 @@ class Leader:
             for name, subscription in present.items()
         ]
         members += [Member(name, absent=True, rack=racks[name]) for name in absent]
-        outcome = assign(self.topology.tasks, members, before, self.policy)
+        outcome = self._assigned(members, before)
         with_place = holders(outcome) | hosts.keys()
         placed = {name: location for name, location in locations.items() if name in with_place}
         info = AssignmentInfo(
@@ -105,6 +105,15 @@ class Leader:
         if outcome.settled:
             self._settled_in = (previous.generation, racks, healths)
         return None
+
+    def _assigned(self, members: Sequence[Member], before: Assignment) -> Assignment:
+        """Global tasks go to every member that is there, the others as the policy says."""
+        tasks = self.topology.tasks
+        own = assign([task for task in tasks if not self.topology.is_global(task)], members, before, self.policy)
+        present = [member for member in members if not member.absent]
+        everywhere = replace(self.policy, num_standby_replicas=len(present) - 1)
+        shared = assign([task for task in tasks if self.topology.is_global(task)], present, before, everywhere)
+        return Assignment({**own.current, **shared.current}, {**own.target, **shared.target})
 
     def lags(
         self, offsets: Mapping[str, _OffsetsByTask], restoring: Mapping[str, _OffsetsByTask] = MappingProxyType({})
