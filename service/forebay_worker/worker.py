@@ -355,14 +355,25 @@ class Worker:
         )
 
     def _restoring(self) -> dict[TaskId, tuple[int, ...]]:
-        """How far the tasks of which a store is still being restored are, if the log was found to be theirs."""
+        """How far the tasks of which a store is still being restored are, if the log was found to be theirs.
+
+        A copy that is on its way counts as if it had arrived: it will long before a replay has come as far.
+        """
         replicas = self.tasks.replicas
         offsets: dict[TaskId, tuple[int, ...]] = {}
         for task in {replica.task for replica in replicas.values() if not replica.view.restored}:
             held = [replicas[spec.name, task.partition] for spec in self.topology.stores_of(task)]
-            if all(replica.view.checked and not replica.view.diverged for replica in held):
-                offsets[task] = tuple(replica.view.progress.position for replica in held)
+            positions = [position for position in map(self._restored_to, held) if position is not None]
+            if len(positions) == len(held):
+                offsets[task] = tuple(positions)
         return offsets
+
+    def _restored_to(self, replica: Replica) -> int | None:
+        restoration = self.tasks.bulk_restore.restoring(replica)
+        if restoration is not None and restoration.copy is not None and restoration.copy.leads_to > 0:
+            return restoration.copy.leads_to
+        view = replica.view
+        return view.progress.position if view.checked and not view.diverged else None
 
     def _reported_position(self, replica: Replica) -> int:
         """What the group is told of a store. Of a running active whose lag is proven to be acceptable that is no

@@ -17,7 +17,7 @@ PARTS = {
     "client": Part("forebay_client", 4_100, 3_900),
     "web": Part("forebay_web", 7_090, 5_500),
     "console": Part("forebay_console", 1_150, 1_150),
-    "service": Part("forebay_worker", 15_090, 12_500),
+    "service": Part("forebay_worker", 15_120, 12_500),
     "router": Part("forebay_router", 5_730, 5_500),
     "tap": Part("forebay_tap", 5_500, 5_200),
     "spark": Part("forebay_spark", 2_900, 2_300),

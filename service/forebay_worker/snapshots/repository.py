@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from forebay.clock import epoch_ms, time_text
 from forebay.file_systems import open_location
-from forebay_worker.snapshots.taking import CopyFailed, require_space
+from forebay_worker.snapshots.taking import CopyFailed, CopyProgress, require_space
 from forebay_worker.state.fsync import create_file, sync_directory
 
 log = logging.getLogger(__name__)
@@ -114,24 +114,26 @@ class SnapshotRepository:
         return written
 
     def copy(
-        self, store: str, partition: int, target: Path, stopped: Callable[[], bool], beyond: int
+        self, store: str, partition: int, target: Path, stopped: Callable[[], bool], progress: CopyProgress
     ) -> str | None:
-        """Copy the newest snapshot that is whole, and ``beyond`` a position, into a new directory.
+        """Copy the newest snapshot that is whole, and beyond the replica's position, into a new directory.
 
         Returns which, for messages, None if there is none. Raises ``OSError`` if the disk refuses.
         """
         directory = self._directory(store, partition)
         for name, manifest in self._readable(directory):
-            if manifest.position <= beyond:
+            if manifest.position <= progress.position:
                 return None
             if manifest.usable_until_epoch_ms is not None and epoch_ms() > manifest.usable_until_epoch_ms:
                 log.info("%s-%d: the snapshot %s is older than tombstones in the log", store, partition, name)
                 return None
+            progress.leads_to = manifest.position
             try:
                 self._load(directory, manifest, target, stopped)
                 return f"the snapshot of {time_text(manifest.created_epoch_ms)} at {self.url}"
             except CopyFailed as error:
                 shutil.rmtree(target, ignore_errors=True)
+                progress.leads_to = 0
                 log.error("%s-%d: the snapshot %s at %s: %s", store, partition, name, self.url, error)
                 if stopped():
                     return None

@@ -18,7 +18,7 @@ from forebay_web.application import respond
 from forebay_web.request_guard import SNAPSHOTS_PATH
 from forebay_web.streamed_response import StreamedResponse
 from forebay_worker.snapshots.giving import PIECE_HEAD, Pace, sound_store
-from forebay_worker.state.rocksdb import RocksDbStore
+from forebay_worker.tasks.replica import Replica
 
 if TYPE_CHECKING:
     from forebay_worker.worker import Worker
@@ -46,9 +46,10 @@ def add_snapshot_routes(app: FastAPI, worker: Worker, *, has_clients: bool) -> N
             )
 
     async def take(request: Request) -> Response:
-        store = _store_of(worker, request)
+        replica = _replica_of(worker, request)
+        store, position = sound_store(replica, worker.admission), replica.view.progress.position
         name, snapshot = await asyncio.get_running_loop().run_in_executor(pool, snapshots.take, store)
-        return respond(json_answer({"snapshot": name, "files": dict(snapshot.files)}))
+        return respond(json_answer({"snapshot": name, "position": position, "files": dict(snapshot.files)}))
 
     async def read(request: Request) -> Response:
         start = request.query_params.get("from", "0")
@@ -92,14 +93,11 @@ async def _pieces(
         piece = await asyncio.get_running_loop().run_in_executor(pool, get, offset)
 
 
-def _store_of(worker: Worker, request: Request) -> RocksDbStore:
-    """The store that a request wants a copy of.
-
-    Raises ``NotHostedHere``, and ``NotReady`` unless a copy would be as good as a replay.
-    """
+def _replica_of(worker: Worker, request: Request) -> Replica:
+    """The replica that a request wants a copy of; raises ``UnknownStore`` and ``NotHostedHere``."""
     name, number = request.query_params.get("store", ""), request.query_params.get("partition", "")
     worker.spec(name)
     replica = worker.tasks.replicas.get((name, int(number))) if number.isdecimal() and len(number) < 9 else None
     if replica is None:
         raise NotHostedHere(f"Partition {number!r} of {name!r} is not held here.", store=name)
-    return sound_store(replica, worker.admission)
+    return replica

@@ -41,6 +41,14 @@ class CopyFailed(Exception):
     """A copy cannot be had from a worker, or what came is not what it sent."""
 
 
+@dataclass
+class CopyProgress:
+    """Which position a replica has, and to which one the copy leads that is on its way, 0 if there is none."""
+
+    position: int
+    leads_to: int = 0
+
+
 @dataclass(frozen=True)
 class Copier:
     """Copies stores from those who hold them: ``holders`` names them, those to be asked first at the front."""
@@ -53,12 +61,11 @@ class Copier:
     """Where to look once none of them gives one."""
 
     def copy(
-        self, store: str, tp: TopicPartition, target: Path, stopped: Callable[[], bool], beyond: int = 0
+        self, store: str, tp: TopicPartition, target: Path, stopped: Callable[[], bool], progress: CopyProgress
     ) -> str | None:
         """Copy a partition of a store into a new directory; returns what was copied, None if nobody gives one.
 
-        Whoever fails costs a new beginning with the next. A snapshot that is not ``beyond`` a position is of no
-        use. Raises ``OSError`` if the disk refuses.
+        Whoever fails costs a new beginning with the next. Raises ``OSError`` if the disk refuses.
         """
         for host in self.holders(tp):
             headers = {} if self.token is None else {"authorization": self.token().decode("latin-1")}
@@ -70,16 +77,17 @@ class Copier:
                     timeout=_TIMEOUT_S,
                     trust_env=False,
                 ) as http:
-                    _Transfer(http, target, stopped).run(store, tp.partition)
+                    _Transfer(http, target, stopped, progress).run(store, tp.partition)
                 return f"what {host} has"
             except (CopyFailed, httpx.HTTPError) as error:
                 shutil.rmtree(target, ignore_errors=True)
+                progress.leads_to = 0
                 if stopped():
                     return None
                 log.info("%s: no copy from %s: %s", tp, host, error or repr(error))
         if self.repository is None or stopped():
             return None
-        return self.repository.copy(store, tp.partition, target, stopped, beyond)
+        return self.repository.copy(store, tp.partition, target, stopped, progress)
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,7 @@ class _Transfer:
     http: httpx.Client
     target: Path
     stopped: Callable[[], bool]
+    progress: CopyProgress
 
     def run(self, store: str, partition: int) -> None:
         where: dict[str, str | int] = {"store": store, "partition": partition}
@@ -97,6 +106,7 @@ class _Transfer:
             raise CopyFailed(f"{answer.status_code} {_detail(answer)}")
         document: Any = answer.json()
         snapshot, files = str(document["snapshot"]), dict(document["files"])
+        self.progress.leads_to = int(document["position"])
         try:
             if any(name != os.path.basename(name) or name.startswith(".") for name in files):
                 raise CopyFailed("its files have names that are none")

@@ -23,7 +23,7 @@ from forebay.logs import LogThrottle
 from forebay.state_store import CommittedOffset, StateStore, StoreCorrupted
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Changelog
-from forebay_worker.snapshots.taking import Copier
+from forebay_worker.snapshots.taking import Copier, CopyProgress
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.fsync import sync_directory
 from forebay_worker.state.rocksdb import RocksDbStore
@@ -227,16 +227,17 @@ class Recovery:
         replica = restoration.replica
         tp, spec = replica.topic_partition, replica.spec
         assert self._copier is not None
-        beyond = replica.view.progress.position
-        source = self._copier.copy(spec.name, tp, path, stopped, beyond)
+        progress = restoration.copy = CopyProgress(replica.view.progress.position)
+        source = self._copier.copy(spec.name, tp, path, stopped, progress)
         if source is None:
             return None
         try:
             committed = self._opener.check_copy(path, replica.task, spec)
         except StoreCorrupted as corrupted:
+            progress.leads_to = 0
             log.error("%s: the copy of %s is of no use: %s", tp, source, corrupted)
             return None
-        return source if committed.position > beyond else None
+        return source if committed.position > progress.position else None
 
     def _adopt(self, restoration: Restoration, copy: Path, source: str) -> None:
         """Go on with a copy of a store in place of a replica's own.

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from forebay.clock import boot_ms
+from forebay_worker.snapshots.taking import CopyProgress
 from forebay_worker.tasks.replica import Replica
 
 _RETRY_S = 1.0
@@ -24,6 +25,8 @@ class Restoration:
     cancelled: bool = False
     may_copy: bool = False
     """Whether another worker's store is worth more than what there is."""
+    copy: CopyProgress | None = None
+    """That of the store that is or was copied for it."""
     begun_position: int = 0
     fruitless: int = 0
     """Attempts, one after the other, whose processes ended or failed for good without having done anything, or

@@ -8,6 +8,7 @@ import pytest
 
 from forebay.clock import epoch_ms
 from forebay_worker.snapshots.repository import KEPT, Manifest, SavedFile, SnapshotRepository
+from forebay_worker.snapshots.taking import CopyProgress
 
 
 class Stopped(Exception):
@@ -45,7 +46,7 @@ class Saves:
         return self.repository.save("s", 0, manifest, lambda name: pieces_of(contents[name]), pause)
 
     def copy(self, target: Path, beyond: int = 0) -> dict[str, bytes] | None:
-        found = self.repository.copy("s", 0, target, lambda: False, beyond)
+        found = self.repository.copy("s", 0, target, lambda: False, CopyProgress(beyond))
         return None if found is None else {file.name: file.read_bytes() for file in target.iterdir()}
 
     def contents(self) -> list[bytes]:

@@ -18,7 +18,7 @@ from forebay.streams_metadata import HostInfo
 from forebay.task_ids import TopicPartition
 from forebay_worker.snapshots import giving, taking
 from forebay_worker.snapshots.giving import Snapshots
-from forebay_worker.snapshots.taking import Copier
+from forebay_worker.snapshots.taking import Copier, CopyProgress
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.rocksdb_memory import RocksDbMemory
 
@@ -51,7 +51,7 @@ class Giver:
             number = sum(one.startswith("GET") for one in self.requests)
         if handler.command == "POST":
             name, taken = self.snapshots.take(self.store)
-            body = json.dumps({"snapshot": name, "files": dict(taken.files)}).encode()
+            body = json.dumps({"snapshot": name, "position": 1, "files": dict(taken.files)}).encode()
         elif handler.command == "DELETE":
             self.snapshots.drop(url.path.split("/")[3])
             body = b""
@@ -100,7 +100,7 @@ def serving(giver: Giver) -> Iterator[HostInfo]:
 
 def copied(target: Path, *hosts: HostInfo) -> HostInfo | None:
     copier = Copier(lambda _: hosts, None, "http", ssl.create_default_context())
-    return copier.copy("s", TP, target, lambda: False)
+    return copier.copy("s", TP, target, lambda: False, CopyProgress(0))
 
 
 def content(path: Path) -> list[tuple[bytes, bytes]]:
@@ -179,3 +179,21 @@ def test_what_nobody_reads_is_dropped(tmp_path, store, monkeypatch):
     # What a killed process left is removed at the next start.
     Snapshots(tmp_path / "given")
     assert not (tmp_path / "given").exists()
+
+
+def test_where_a_copy_leads_is_known_while_it_is_on_its_way(tmp_path, store):
+    """Others may wait for it: it is nearer to the end of the log than a replay."""
+    giver, progress, seen = Giver(Snapshots(tmp_path / "given"), store), CopyProgress(0), set()
+
+    def note(body: bytes, _: int) -> bytes:
+        seen.add(progress.leads_to)
+        return body
+
+    giver.spoil = note
+    with serving(giver) as host:
+        copier = Copier(lambda _: [host], None, "http", ssl.create_default_context())
+        copier.copy("s", TP, tmp_path / "copy", lambda: False, progress)
+        assert seen == {1}
+        giver.spoil = lambda body, _: body[:-1] if len(body) > 100_000 else body
+        assert copier.copy("s", TP, tmp_path / "none", lambda: False, progress) is None
+    assert progress.leads_to == 0
