@@ -11,7 +11,6 @@ REQUIRED = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
 VULNERABLE = {
     "click": ("8.3.2", "CVE-2026-7246"),
     "httpcore": ("1.0.8", "CVE-2025-43859, of the h11 that it admits"),
-    "msgpack": ("1.2.0", "CVE-2026-57585"),
     "pyarrow": ("23.0.0", "CVE-2026-25087"),
     "starlette": ("1.3.0", "GHSA-82w8-qh3p-5jfq, GHSA-jp82-jpqv-5vv3"),
 }

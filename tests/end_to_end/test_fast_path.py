@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import msgpack
+import msgspec
 import pytest
 
 from forebay.position import Position, decode_position, encode_position
@@ -406,8 +406,8 @@ def test_a_body_that_is_too_long_is_refused(served):
 def test_a_cursor_that_no_answer_carried_is_refused(served, members):
     _, worker, router = served
     whole = httpx.get(f"http://{worker}/v1/stores/counts/entries?limit=1").json()["next"]
-    digest = msgpack.unpackb(base64.urlsafe_b64decode(whole + "=" * (-len(whole) % 4)))[0]
-    forged = base64.urlsafe_b64encode(msgpack.packb((digest, *members))).decode().rstrip("=")
+    digest = msgspec.msgpack.decode(base64.urlsafe_b64decode(whole + "=" * (-len(whole) % 4)))[0]
+    forged = base64.urlsafe_b64encode(msgspec.msgpack.encode((digest, *members))).decode().rstrip("=")
     for address in (worker, router):
         answer = httpx.get(f"http://{address}/v1/stores/counts/entries", params={"cursor": forged})
         assert (answer.status_code, answer.json()["parameter"]) == (400, "cursor")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-import msgpack
+import msgspec
 
 from forebay.codecs.keys import KeyCodec
 from forebay.errors import AnswerTooLarge, BadKey, BadRequest, Problem
@@ -254,24 +254,18 @@ def problem_result(keys: BatchKeys, place: int, problem: bytes) -> bytes:
 
 def _batch_frames(results: Sequence[KeyResult]) -> HttpAnswer:
     statuses, bodies = zip(*results, strict=True) if results else ((), ())
-    return HttpAnswer(200, FRAMES_HEAD, msgpack.packb((statuses, bodies)))
+    return HttpAnswer(200, FRAMES_HEAD, msgspec.msgpack.encode((statuses, bodies)))
 
 
-def read_batch_frames(raw: bytes, count: int) -> tuple[list[int], list[bytes]]:
+_decode_frames = msgspec.msgpack.Decoder(tuple[list[int], list[memoryview]]).decode
+
+
+def read_batch_frames(raw: bytes, count: int) -> tuple[list[int], list[memoryview]]:
     """Statuses and bodies of an answer in frames, in order; raises ``ValueError`` unless there are so many."""
     try:
-        statuses, bodies = msgpack.unpackb(raw)
-        return require_batch_frames(statuses, bodies, count)
-    except (TypeError, ValueError, msgpack.UnpackException) as error:
+        statuses, bodies = _decode_frames(raw)
+    except ValueError as error:
         raise ValueError(f"answered with something other than a batch: {error}") from None
-
-
-def require_batch_frames(statuses: Any, bodies: Any, count: int) -> tuple[list[int], list[bytes]]:
-    """Statuses and bodies that were unpacked; raises ``ValueError`` or ``TypeError`` unless they are so many."""
-    if (
-        len(statuses) == len(bodies) == count
-        and {*map(type, statuses)} <= {int}
-        and {*map(type, bodies)} <= {bytes}
-    ):
-        return statuses, bodies
-    raise ValueError(f"it has no {count} results")
+    if not len(statuses) == len(bodies) == count:
+        raise ValueError(f"answered with something other than a batch: it has no {count} results")
+    return statuses, bodies

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import msgpack
+import msgspec
 
 from forebay.codecs.keys import from_segment
 from forebay.codecs.values import all_to_json
@@ -220,6 +219,9 @@ def entry_range(spec: StoreSpec, parameters: ReadParameters) -> tuple[bytes, byt
     return max(start, first), min(end, last)
 
 
+_decode_cursor = msgspec.msgpack.Decoder(tuple[bytes, bytes, str | None, tuple[int, ...]]).decode
+
+
 @dataclass(frozen=True)
 class Cursor:
     """Where a page ended: its scan, the last stored key, the positions read at, and the partitions left out."""
@@ -237,7 +239,7 @@ class Cursor:
     def encode(self) -> str:
         """The opaque cursor."""
         # Packed: it contains a key, and may have to fit into a URL.
-        raw: bytes = msgpack.packb((self.digest, self.last, self.at, self.missing))
+        raw = msgspec.msgpack.encode((self.digest, self.last, self.at, self.missing))
         return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
     @classmethod
@@ -245,18 +247,16 @@ class Cursor:
         """The cursor, which must belong to this scan; raises ``BadParameter``."""
         try:
             raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-            digest, last, at, missing = msgpack.unpackb(raw)
-            if not (isinstance(digest, bytes) and isinstance(last, bytes) and isinstance(at, str | None)):
-                raise TypeError("neither keys nor a position")
+            digest, last, at, missing = _decode_cursor(raw)
             partitions = scan.spec.partitions
-            if len(missing) >= partitions or not all(0 <= int(partition) < partitions for partition in missing):
+            if len(missing) >= partitions or not all(0 <= partition < partitions for partition in missing):
                 raise ValueError("partitions that the store does not have, or all")
             if len(at or "") > max_position_characters(partitions):
                 raise ValueError("more offsets than partitions")
-            cursor = cls(digest, last, at, tuple(map(int, missing)))
+            cursor = cls(digest, last, at, missing)
             # Read once: the offsets may be many.
             _ = cursor.position
-        except (binascii.Error, msgpack.UnpackException, ValueError, TypeError, OverflowError, BadParameter):
+        except (ValueError, BadParameter):
             raise BadParameter(
                 "The cursor is invalid; use one from an earlier answer.", parameter="cursor"
             ) from None

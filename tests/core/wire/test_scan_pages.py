@@ -1,6 +1,6 @@
 """Pages and batches that a worker sends a router, or nothing of it, and how pages become one list."""
 
-import msgpack
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,10 +42,12 @@ def test_a_page_comes_back_as_it_was():
 def test_a_page_with_anything_else_in_it_is_none(bad):
     place, value = bad
     with pytest.raises(ValueError, match=r"other than a page"):
-        ScanPage.decode(msgpack.packb((*PAGE[:place], value, *PAGE[place + 1 :])))
+        ScanPage.decode(msgspec.msgpack.encode((*PAGE[:place], value, *PAGE[place + 1 :])))
 
 
-@pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x93", b"x", msgpack.packb(PAGE)[:-3], msgpack.packb(5)])
+@pytest.mark.parametrize(
+    "raw", [b"", b"\xc1", b"\x93", b"x", msgspec.msgpack.encode(PAGE)[:-3], msgspec.msgpack.encode(5)]
+)
 def test_broken_frames_are_neither_page_nor_batch(raw):
     with pytest.raises(ValueError, match="other than a page"):
         ScanPage.decode(raw)
@@ -56,7 +58,7 @@ def test_broken_frames_are_neither_page_nor_batch(raw):
 @pytest.mark.parametrize("frames", [([200], []), ([200, 200], [b"", b""]), (["200"], [b""]), ([200], ["x"]), 1])
 def test_a_batch_of_other_results_than_requested_is_none(frames):
     with pytest.raises(ValueError, match="other than a batch"):
-        read_batch_frames(msgpack.packb(frames), 1)
+        read_batch_frames(msgspec.msgpack.encode(frames), 1)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

@@ -8,7 +8,7 @@ import random
 import struct
 from dataclasses import replace
 
-import msgpack
+import msgspec
 import pytest
 
 from forebay.clock import boot_ms
@@ -185,7 +185,7 @@ async def test_one_keys_list_ignores_other_keys_in_its_cursor(tmp_path):
             assert b"another key" not in answer.body
     with pytest.raises(BadParameter, match="The key is in partition 0, not 1"):
         await Scans(admission, IN_MEMORY).answer(route, "counts", b"k", ReadParameters(partition=1), frames=False)
-    raw = msgpack.packb((scan.digest, b"\x01", None, (float("inf"),)))
+    raw = msgspec.msgpack.encode((scan.digest, b"\x01", None, (float("inf"),)))
     with pytest.raises(BadParameter, match="cursor is invalid"):
         Cursor.decode(base64.urlsafe_b64encode(raw).decode(), scan)
 

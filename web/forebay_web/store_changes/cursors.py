@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from forebay.log_epochs import OffsetAndEpoch
 from forebay.position import encode_leb128, read_leb128
+from forebay.wire.answer_schemas.members import Natural
 
 _VERSION = 3
 _DIGEST_BYTES = 8
@@ -23,19 +24,19 @@ class ChangesCursor(NamedTuple):
 
     log: bytes
     """Digest of the log's identity."""
-    since: int
+    since: Natural
     """Of what was sent, every change before this offset was sent."""
-    upper: int
+    upper: Natural
     """What was sent may contain changes before this offset: no replica behind it may continue."""
     nonce: bytes = NO_NONCE
     """Which replica's batches ``skip`` counts in."""
-    skip: int = 0
+    skip: Natural = 0
     """How many keys of the batch after ``since`` were sent too."""
     after: bytes | None = None
     """The state was sent up to this stored key, empty if nothing was yet; None once all was."""
     epoch: int | None = None
     """The epoch of the last record before ``upper``, None if that is not known."""
-    expired: int = 0
+    expired: Natural = 0
     """How many of the keys that the replica with the nonce has deleted as expired were sent."""
 
     @property

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
+import msgspec
+from msgspec import Struct
 
 from forebay.errors import BadRequest
+from forebay.wire.answer_schemas.members import Natural
 from forebay_web.store_changes.cursors import ChangesCursor
-from forebay_web.store_changes.pages import ChangesPage, is_cursor
+from forebay_web.store_changes.pages import ChangesPage
 
 CHANGES_MEDIA_TYPE = "application/vnd.forebay.changes.v1"
 """How pages of changes pass from workers to routers. Another version of the format has another name."""
@@ -20,6 +20,16 @@ MAX_WAIT_MS = 1_000
 """How long a poll may wait for changes: as often, its replicas are held to the bounds."""
 MAX_POLL_BYTES = 1 << 20
 """What the pages of one poll may take together."""
+
+
+class _Body(Struct):
+    """A request's body, which is JSON as all bodies are."""
+
+    changes: bytes
+
+
+_decode_request = msgspec.msgpack.Decoder(tuple[list[tuple[Natural, ChangesCursor | None]], bool, int, int]).decode
+_decode_outcomes = msgspec.msgpack.Decoder(list[tuple[int, Any]]).decode
 
 
 @dataclass(frozen=True)
@@ -37,35 +47,27 @@ class PagesRequest:
     max_bytes: int = MAX_POLL_BYTES
 
     def encode(self) -> bytes:
-        """The body of the request, which is JSON as all bodies are."""
-        cursors = [
-            (partition, None if cursor is None else tuple(cursor)) for partition, cursor in self.cursors.items()
-        ]
-        packed: bytes = msgpack.packb((cursors, self.state, self.wait_ms, self.max_bytes))
-        return json.dumps({"changes": base64.b64encode(packed).decode()}).encode()
+        """The body of the request."""
+        packed = list(self.cursors.items()), self.state, self.wait_ms, self.max_bytes
+        return msgspec.json.encode(_Body(msgspec.msgpack.encode(packed)))
 
     @classmethod
     def decode(cls, body: bytes, partitions: int) -> PagesRequest:
         """The request in a body; raises ``BadRequest``."""
         try:
-            packed = base64.b64decode(json.loads(body)["changes"], validate=True)
-            cursors, state, wait_ms, max_bytes = msgpack.unpackb(packed)
-            request = cls(
-                {
-                    int(partition): None if cursor is None else ChangesCursor(*cursor)
-                    for partition, cursor in cursors
-                },
-                bool(state),
-                min(int(wait_ms), MAX_WAIT_MS),
-                min(int(max_bytes), MAX_POLL_BYTES),
-            )
-            known = [cursor for cursor in request.cursors.values() if cursor is not None]
-            in_range = all(0 <= partition < partitions for partition in request.cursors)
-            if all(map(is_cursor, known)) and in_range and (request.wait_ms > 0 or len(request.cursors) == 1):
-                return request
-        except (binascii.Error, KeyError, TypeError, ValueError, RecursionError, msgpack.UnpackException):
-            pass
-        raise BadRequest("The body is not that of a router that follows changes; use GET.")
+            packed = msgspec.json.decode(body, type=_Body).changes
+            cursors, state, wait_ms, max_bytes = _decode_request(packed)
+        except (ValueError, RecursionError):
+            raise _not_of_a_router() from None
+        request = cls(dict(cursors), state, min(wait_ms, MAX_WAIT_MS), min(max_bytes, MAX_POLL_BYTES))
+        in_range = all(partition < partitions for partition in request.cursors)
+        if not in_range or (request.wait_ms <= 0 and len(request.cursors) != 1):
+            raise _not_of_a_router()
+        return request
+
+
+def _not_of_a_router() -> BadRequest:
+    return BadRequest("The body is not that of a router that follows changes; use GET.")
 
 
 Outcome = ChangesPage | dict[str, Any]
@@ -74,23 +76,20 @@ Outcome = ChangesPage | dict[str, Any]
 
 def encode_outcomes(outcomes: dict[int, Outcome]) -> bytes:
     """The answer to a poll, as MessagePack."""
-    packed: bytes = msgpack.packb(
+    return msgspec.msgpack.encode(
         [
             (partition, outcome.encode() if isinstance(outcome, ChangesPage) else json.dumps(outcome))
             for partition, outcome in outcomes.items()
         ]
     )
-    return packed
 
 
 def decode_outcomes(raw: bytes) -> dict[int, Outcome]:
     """The inverse of ``encode_outcomes``; raises ``ValueError`` for anything else."""
     try:
         return {
-            int(partition): ChangesPage.decode(outcome)
-            if isinstance(outcome, bytes)
-            else dict(json.loads(outcome))
-            for partition, outcome in msgpack.unpackb(raw)
+            partition: ChangesPage.decode(outcome) if isinstance(outcome, bytes) else dict(json.loads(outcome))
+            for partition, outcome in _decode_outcomes(raw)
         }
-    except (TypeError, ValueError, RecursionError, msgpack.UnpackException) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"answered with something other than pages of changes: {error!r}") from None
