@@ -1,19 +1,26 @@
-"""Judges the header block of a request: whether it is ordinary, and its relevant contents.
+"""Judges the header block of a request: whether it is ordinary, and whether every HTTP server must refuse it.
 
 Full HTTP parsers read everything judged ordinary here the same way; a transfer coding, an expectation,
 ``Connection: close`` or an odd byte is left to them, so that request smuggling is impossible here.
+
+What must be refused (RFC 9112), the parser leaves to its users. A proxy in front of it may read such a head as
+another request.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from forebay.errors import BadRequest, HttpVersionNotSupported, Problem, TransferCodingNotSupported
 from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
-from forebay_web.fast_path.heads import is_host
 from forebay_web.forwarding import forwarded_chain
 
 _HEADER = re.compile(rb"([A-Za-z0-9!#$%&'*+\-.^_`|~]+):[ \t]*+([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?[ \t]*")
+_HOST = re.compile(
+    rb"(?:\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._~\-]+)?\]|(?:[A-Za-z0-9\-._~!$&'()*+,;=]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?"
+)
 _LENGTH = re.compile(rb"0|[1-9][0-9]{0,8}")
 _LEFT_TO_THE_PARSER = frozenset({b"transfer-encoding", b"expect", b"te", b"trailer", b"upgrade"})
 _ORDINARY_VALUES = {
@@ -63,7 +70,7 @@ def classify_headers(block: bytes) -> HeaderBlock | None:
     if any(len(headers.get(name, ())) > 1 for name in (b"host", b"origin", b"authorization", b"content-length")):
         return None
     host = headers.get(b"host", [b""])[0]
-    if not host or not is_host(host) or not all(origins):
+    if not host or not _is_host(host) or not all(origins):
         return None
     # With cookies, an origin's header lines depend on both.
     if origins and b"cookie" in headers:
@@ -79,3 +86,37 @@ def classify_headers(block: bytes) -> HeaderBlock | None:
     authorization = b"".join(headers.get(b"authorization", ()))
     forwarded = forwarded_chain(headers.get(b"x-forwarded-for", ()), headers.get(b"forwarded", ()))
     return HeaderBlock(b"".join(origins), authorization, headers[b"host"][0], forwarded, length, frames)
+
+
+def _is_host(value: bytes) -> bool:
+    """Whether a header may name this host: a name or address, perhaps with a port, or nothing (RFC 9112, 3.2)."""
+    return _HOST.fullmatch(value) is not None
+
+
+def refusal_of_head(version: str, headers: Iterable[tuple[bytes, bytes]], *, upgrades: bool) -> Problem | None:
+    """Why a head is refused, None if it is not; ``version`` is such as ``1.1``, header names are in lower case.
+
+    One that ``upgrades`` offers to speak another protocol and has a body, which the parser does not read then.
+    """
+    major, _, minor = version.partition(".")
+    if major != "1":
+        return HttpVersionNotSupported(f"HTTP/{version} is not spoken here; use HTTP/1.1.")
+    if upgrades:
+        return BadRequest(
+            "No other protocol is spoken here: send no Upgrade header with a body, as Java's HttpClient does not "
+            "once it is built with version(HTTP_1_1)."
+        )
+    hosts = [value.strip(b" \t") for name, value in headers if name == b"host"]
+    if len(hosts) > 1 or (not hosts and minor != "0"):
+        return BadRequest(f"The request has {len(hosts)} Host headers; send one.")
+    if not all(map(_is_host, hosts)):
+        return BadRequest("The Host header is neither a host nor a host and its port.")
+    codings = b",".join(value for name, value in headers if name == b"transfer-encoding").lower()
+    if codings and minor == "0":
+        return BadRequest("HTTP/1.0 has no Transfer-Encoding.")
+    # The parser has refused those that do not end with chunked, or have a length beside them.
+    if codings.strip(b" \t,") not in (b"", b"chunked"):
+        return TransferCodingNotSupported(
+            "Only the transfer coding chunked is understood; send the body as it is."
+        )
+    return None

@@ -18,7 +18,7 @@ from forebay.errors import BadRequest, Problem
 from forebay.linux import peer_user
 from forebay.request_trace import context_of
 from forebay.wire.answers import problem_answer
-from forebay_web.fast_path.heads import refusal_of_head
+from forebay_web.fast_path.header_block import refusal_of_head
 from forebay_web.fast_path.pending import render
 from forebay_web.forwarding import LOCAL_USER
 
