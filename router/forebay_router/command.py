@@ -77,7 +77,8 @@ def run(settings: RouterSettings, place: ProcessSlot, *inherited: socket.socket)
     from forebay_router.metrics import RouterMetrics
     from forebay_router.router import Router
     from forebay_web.application import cors_options
-    from forebay_web.fast_path import addressed, guarded, make_protocol
+    from forebay_web.fast_path.guard import addressed, guarded
+    from forebay_web.fast_path.protocol import make_protocol
     from forebay_web.hosts import allowed_hosts
 
     authenticator = make_authenticator(settings)

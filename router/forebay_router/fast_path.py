@@ -34,7 +34,9 @@ from forebay_router.reads.replica_read import go_on, note
 from forebay_router.reads.replica_request import FirstRequest, ReplicaRequest, answered_by_now
 from forebay_router.router import Router
 from forebay_router.upstream.connection import TIME_TO_READ_S, AnsweredForAnother, UpstreamClosed, was_stopped
-from forebay_web.fast_path import FastPathProtocol, KeyHandler, PendingResponse, RecognisedBatch, RequestTemplate
+from forebay_web.fast_path.pending import PendingResponse
+from forebay_web.fast_path.protocol import FastPathProtocol, KeyHandler
+from forebay_web.fast_path.recogniser import RecognisedBatch, RequestTemplate
 from forebay_web.large_answers import LargeAnswer
 from forebay_web.limits import Peer
 from forebay_web.routes import BATCH_ROUTE, READ_ROUTES

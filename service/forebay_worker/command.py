@@ -101,7 +101,8 @@ def run(settings: WorkerSettings, place: ProcessSlot) -> None:
     """Run a worker's process until a signal ends it; raises ``ForebayError`` if it cannot start."""
     # The web stack takes a while to import; wrong settings should be reported before that.
     from forebay_web.application import cors_options
-    from forebay_web.fast_path import addressed, guarded, make_protocol
+    from forebay_web.fast_path.guard import addressed, guarded
+    from forebay_web.fast_path.protocol import make_protocol
     from forebay_web.hosts import allowed_hosts
     from forebay_web.limits import Limits
     from forebay_worker.app import make_app

@@ -10,15 +10,9 @@ from forebay.errors import InternalError, Overloaded, Problem
 from forebay.wire.answers import HttpAnswer, problem_answer
 from forebay.wire.batches import batch_answer, is_large, read_batch_keys
 from forebay.wire.parameters import KEY_PARAMETERS, WORKER_PARAMETERS, ReadParameters, parse_parameters
-from forebay_web.fast_path import (
-    OPEN,
-    FastPathProtocol,
-    KeyHandler,
-    PendingResponse,
-    RecognisedBatch,
-    RequestTemplate,
-    left_to_slow_path,
-)
+from forebay_web.fast_path.pending import OPEN, PendingResponse
+from forebay_web.fast_path.protocol import FastPathProtocol, KeyHandler, left_to_slow_path
+from forebay_web.fast_path.recogniser import RecognisedBatch, RequestTemplate
 from forebay_web.large_answers import MAX_AT_ONCE_BYTES
 from forebay_web.routes import BATCH_ROUTE, READ_ROUTES
 from forebay_worker.metrics import WorkerMetrics

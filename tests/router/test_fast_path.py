@@ -19,7 +19,9 @@ from forebay_router.reads import candidate_cache
 from forebay_router.reads.candidate_cache import ReadTarget
 from forebay_router.router import Router
 from forebay_router.upstream.pool import WorkerConnections
-from forebay_web.fast_path import FastPathProtocol, PendingResponse, RecognisedBatch, RequestTemplate
+from forebay_web.fast_path.pending import PendingResponse
+from forebay_web.fast_path.protocol import FastPathProtocol
+from forebay_web.fast_path.recogniser import RecognisedBatch, RequestTemplate
 from forebay_web.limits import Peer
 from tests.support.cluster import until
 

@@ -26,15 +26,8 @@ from forebay.process_identity import IDENTITY_PATH
 from forebay.streams_metadata import HostInfo
 from forebay.wire.answers import json_answer, problem_answer
 from forebay_web.application import respond
-from forebay_web.fast_path import (
-    FastPathProtocol,
-    KeyHandler,
-    Outcome,
-    RecognisedBatch,
-    RequestTemplate,
-    left_to_slow_path,
-    make_protocol,
-)
+from forebay_web.fast_path.protocol import FastPathProtocol, KeyHandler, Outcome, left_to_slow_path, make_protocol
+from forebay_web.fast_path.recogniser import RecognisedBatch, RequestTemplate
 from forebay_web.limits import Held, Limits
 from forebay_web.tls_listener import TlsListener
 from forebay_web.unix_listeners import is_unix_listener

@@ -19,7 +19,7 @@ from forebay_router.reads.named_key import NamedKey
 from forebay_router.reads.replica_request import DOUBTED
 from forebay_router.router import Router
 from forebay_router.upstream.pool import WorkerConnections
-from forebay_web.fast_path import RequestTemplate
+from forebay_web.fast_path.recogniser import RequestTemplate
 
 _CHOICE_MAX_AGE_MS = 25.0
 _PREPARED_KINDS = frozenset(

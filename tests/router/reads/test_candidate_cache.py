@@ -8,7 +8,7 @@ from forebay.streams_metadata import HostInfo, StreamsMetadataState
 from forebay_router.cluster.worker_view import Report, WorkerView
 from forebay_router.reads.candidate_cache import CandidateCache
 from forebay_router.router import Router
-from forebay_web.fast_path import RequestTemplate
+from forebay_web.fast_path.recogniser import RequestTemplate
 
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 1)
 FIRST, SECOND = HostInfo("a", 1), HostInfo("b", 1)

@@ -6,15 +6,12 @@ import pytest
 
 from forebay.bearer_tokens import TokensFile
 from forebay.wire.answers import HttpAnswer, json_answer
-from forebay_web.fast_path import (
-    FastPathProtocol,
-    Handlers,
-    KeyHandler,
-    Outcome,
+from forebay_web.fast_path.guard import guarded
+from forebay_web.fast_path.protocol import FastPathProtocol, Handlers, KeyHandler, Outcome
+from forebay_web.fast_path.recogniser import (
     RecognisedBatch,
     RecognisedRead,
     RequestTemplate,
-    guarded,
     recognise,
     recognise_batch,
 )

@@ -18,16 +18,9 @@ from uvicorn.server import ServerState
 from forebay.bearer_tokens import holder_of
 from forebay.settings import RouterSettings, load_settings
 from forebay.wire.answers import HttpAnswer
-from forebay_web.fast_path import (
-    Handlers,
-    KeyHandler,
-    Outcome,
-    PendingResponse,
-    RecognisedBatch,
-    RequestTemplate,
-    make_protocol,
-)
-from forebay_web.fast_path.protocol import FastPathProtocol
+from forebay_web.fast_path.pending import PendingResponse
+from forebay_web.fast_path.protocol import FastPathProtocol, Handlers, KeyHandler, Outcome, make_protocol
+from forebay_web.fast_path.recogniser import RecognisedBatch, RequestTemplate
 from forebay_web.fast_path.slow_path import SlowPeerWatch
 from forebay_web.limits import Limits
 from tests.support.cluster import until

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forebay.request_trace import RequestTrace
-from forebay_web.fast_path import (
+from forebay_web.fast_path.recogniser import (
     PreparedRequests,
     RecognisedRead,
     Recogniser,
