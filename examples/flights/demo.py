@@ -23,7 +23,7 @@ from examples.flights.supervisor import DemoFailed, Supervisor
 from examples.ports import free_ports
 from forebay.errors import ForebayError
 from forebay.streams_metadata import HostInfo
-from forebay_web.server import bind
+from forebay_web.listeners import bind
 
 DEFAULT_PORT = 8080
 _DAYS_PER_SLICE_AT_MAX = 17.0

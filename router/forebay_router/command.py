@@ -16,10 +16,10 @@ from forebay.listen_addresses import tcp_addresses, unix_addresses
 from forebay.logs import configure_logs
 from forebay.settings import RouterSettings
 from forebay.streams_metadata import HostInfo
-from forebay_web.listeners import bound, warn_of_anonymous_access
+from forebay_web.listeners import bind, bound, cannot_listen, warn_of_anonymous_access
 from forebay_web.processes.parent import RELAYED, run_processes
 from forebay_web.processes.process_slot import SINGLE_PROCESS, ProcessSlot
-from forebay_web.server import Service, allow_open_files, bind, cannot_listen, serve
+from forebay_web.server import Service, allow_open_files, serve
 from forebay_web.tls import listener_tls
 
 log = logging.getLogger(__name__)

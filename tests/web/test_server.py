@@ -6,7 +6,8 @@ from fastapi import FastAPI
 
 from forebay.errors import ListenAddressInUse
 from forebay.streams_metadata import HostInfo
-from forebay_web.server import advertised, bind
+from forebay_web.listeners import bind
+from forebay_web.server import advertised
 from tests.support.cluster import free_port
 from tests.support.serving import serve_application
 
@@ -14,7 +15,7 @@ HANGS = """
 import asyncio, contextlib, os, signal, threading
 from fastapi import FastAPI
 from forebay.streams_metadata import HostInfo
-from forebay_web.server import bind
+from forebay_web.listeners import bind
 from tests.support.serving import serve_application
 @contextlib.asynccontextmanager
 async def lifespan(app):
@@ -40,7 +41,7 @@ ENDED_AT_ONCE = """
 import asyncio, contextlib, os, signal
 from fastapi import FastAPI
 from forebay.streams_metadata import HostInfo
-from forebay_web.server import bind
+from forebay_web.listeners import bind
 from tests.support.serving import serve_application
 @contextlib.asynccontextmanager
 async def lifespan(app):
@@ -69,7 +70,7 @@ WITHOUT_A_THREAD = """
 import asyncio, contextlib, os, signal, threading
 from fastapi import FastAPI
 from forebay.streams_metadata import HostInfo
-from forebay_web.server import bind
+from forebay_web.listeners import bind
 from tests.support.serving import serve_application
 @contextlib.asynccontextmanager
 async def lifespan(app):
@@ -106,7 +107,7 @@ COME_AT_ONCE = """
 import asyncio, os, signal, socket
 from fastapi import FastAPI
 from forebay.streams_metadata import HostInfo
-from forebay_web.server import bind
+from forebay_web.listeners import bind
 from tests.support.serving import serve_application
 
 class Counted(asyncio.Protocol):

@@ -15,7 +15,8 @@ import trustme
 
 from forebay.errors import ConfigurationError, ListenAddressInUse
 from forebay.streams_metadata import HostInfo
-from forebay_web.server import Service, bind, serve
+from forebay_web.listeners import bind
+from forebay_web.server import Service, serve
 from tests.support.cluster import wait_until
 from tests.support.serving import limits
 
@@ -24,7 +25,8 @@ import sys
 from pathlib import Path
 from fastapi import FastAPI
 from forebay.streams_metadata import HostInfo
-from forebay_web.server import Service, bind, serve
+from forebay_web.listeners import bind
+from forebay_web.server import Service, serve
 from forebay_web.server import starting_protocol
 from forebay_web.tls import listener_tls
 from tests.support.serving import limits

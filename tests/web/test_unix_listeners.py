@@ -11,8 +11,8 @@ import pytest
 from forebay.errors import ConfigurationError, ListenAddressInUse, SettingError
 from forebay.listen_addresses import UnixAddress
 from forebay.streams_metadata import HostInfo
+from forebay_web.listeners import inherited_listener, unix_listener
 from forebay_web.server import advertised
-from forebay_web.unix_listeners import inherited_listener, unix_listener
 
 OTHER_GROUP = 1 if os.geteuid() == 0 else os.getgid()
 """Root may give a file to any group, others to their own."""

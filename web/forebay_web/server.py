@@ -1,10 +1,9 @@
-"""Serving: the listening socket, signals, draining and the end."""
+"""Serving: the start, signals, draining and the end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
 import os
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from forebay.errors import ConfigurationError, ListenAddressInUse, NotReady, SettingError
+from forebay.errors import NotReady, SettingError
 from forebay.listen_addresses import ListenAddress, tcp_addresses
 from forebay.process_identity import IDENTITY_PATH
 from forebay.streams_metadata import HostInfo
@@ -29,8 +28,7 @@ from forebay_web.application import respond
 from forebay_web.fast_path.protocol import FastPathProtocol, KeyHandler, Outcome, left_to_slow_path, make_protocol
 from forebay_web.fast_path.recogniser import RecognisedBatch, RequestTemplate
 from forebay_web.limits import Held, Limits
-from forebay_web.tls_listener import TlsListener
-from forebay_web.unix_listeners import is_unix_listener
+from forebay_web.listeners import TlsListener, cannot_listen
 
 log = logging.getLogger(__name__)
 
@@ -59,38 +57,6 @@ class _NoHandlers:
 
     def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> Outcome:
         return None
-
-
-def bind(listen: HostInfo, *, shared: bool = False, only_ipv6: bool = False) -> socket.socket:
-    """The listening socket; raises ``ListenAddressInUse`` naming the address.
-
-    A ``shared`` address may be used by several processes of the same user if all share it. With ``only_ipv6`` the
-    wildcard ``[::]`` leaves the machine's addresses of IPv4 to other sockets.
-    """
-    family = socket.AF_INET if listen.is_ipv4 else socket.AF_INET6
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if only_ipv6:
-        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    if shared:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        listener.bind((listen.host, listen.port))
-    except OSError as error:
-        listener.close()
-        raise cannot_listen(listen, error) from None
-    return listener
-
-
-def cannot_listen(listen: HostInfo, error: OSError) -> ListenAddressInUse:
-    """The error for an operator when an address cannot be listened on."""
-    in_use = ListenAddressInUse(
-        f"Cannot listen on {listen}: {error.strerror}. Choose another address with --listen."
-    )
-    if error.errno != errno.EADDRINUSE:
-        # Trying again will not make the address this host's.
-        in_use.exit_status = ConfigurationError.exit_status
-    return in_use
 
 
 def allow_open_files() -> None:
@@ -244,7 +210,7 @@ class HttpServer(uvicorn.Server):
 
     async def _serve_on(self, listener: socket.socket) -> asyncio.Server:
         """Serve a socket, with TLS if it is one of TCP; uvicorn would speak it on every socket."""
-        if self.config.ssl is None or is_unix_listener(listener):
+        if self.config.ssl is None or listener.family == socket.AF_UNIX:
             loop = asyncio.get_running_loop()
             return await loop.create_server(self._make_protocol, sock=listener, backlog=self.config.backlog)
         limits: Limits = self.config.http_protocol_class.limits  # type: ignore[attr-defined]

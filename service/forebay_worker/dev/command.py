@@ -15,7 +15,7 @@ from forebay.errors import SettingError
 from forebay.file_access import cause
 from forebay.standard_streams import print_line
 from forebay.streams_metadata import HostInfo, is_loopback
-from forebay_web.server import bind
+from forebay_web.listeners import bind
 from forebay_worker.dev.cluster import DevCluster
 from forebay_worker.dev.sample import FIRST, STORE
 

@@ -10,7 +10,7 @@ from forebay.errors import ForebayError
 from forebay.file_access import naming_denials
 from forebay.linux import end_with_parent
 from forebay.logs import configure_logs
-from forebay_web.unix_listeners import inherited_listener
+from forebay_web.listeners import inherited_listener
 
 
 def main() -> None:
