@@ -5,7 +5,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from forebay.lag import Lag
 from forebay_web.histogram import ServedLag
-from forebay_web.processes.summed_metrics import counted, decoded, encoded, summed
+from forebay_web.processes.group_metrics import counted, decoded, encoded, summed
 
 
 def gauge(name: str, **figures: float) -> Metric:
