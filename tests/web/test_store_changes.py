@@ -15,8 +15,7 @@ from forebay_web.limits import Held, Limit, Peer
 from forebay_web.store_changes.cursors import MAX_ID_CHARACTERS, ChangesCursor, decode_id, encode_id
 from forebay_web.store_changes.feed import ChangesFeeds
 from forebay_web.store_changes.follower import StoreFollower
-from forebay_web.store_changes.pages import ChangesPage
-from forebay_web.store_changes.requests import PagesRequest
+from forebay_web.store_changes.pages import ChangesPage, PagesRequest
 from forebay_web.store_changes.selection import KeySelection, make_selection
 from tests.support.cluster import until
 

@@ -24,8 +24,7 @@ from forebay_router.router import Router
 from forebay_router.upstream.credentials import REFUSALS
 from forebay_web.store_changes.cursors import ChangesCursor
 from forebay_web.store_changes.endpoint import OF_THE_CLIENT
-from forebay_web.store_changes.pages import ChangesPage
-from forebay_web.store_changes.requests import CHANGES_MEDIA_TYPE, PagesRequest, decode_outcomes
+from forebay_web.store_changes.pages import CHANGES_MEDIA_TYPE, ChangesPage, PagesRequest, decode_outcomes
 from forebay_web.store_changes.selection import KeySelection
 
 _ACCEPT = CHANGES_MEDIA_TYPE.encode()

@@ -14,8 +14,7 @@ from forebay.wire.key_changes import is_transient
 from forebay.wire.parameters import ReadParameters
 from forebay_web.follower_wakeups import wait_until
 from forebay_web.store_changes.cursors import ChangesCursor
-from forebay_web.store_changes.pages import ChangesPage
-from forebay_web.store_changes.requests import PagesRequest
+from forebay_web.store_changes.pages import ChangesPage, PagesRequest
 from forebay_web.store_changes.selection import KeySelection, make_selection
 from forebay_worker.reads.changes_pages import ChangesReads
 from forebay_worker.reads.staleness_check import Admission, Refused

@@ -18,8 +18,7 @@ from forebay_web.limits import Held, Limit, Peer
 from forebay_web.store_changes.cursors import decode_id
 from forebay_web.store_changes.feed import ChangesFeeds
 from forebay_web.store_changes.follower import StoreFollower
-from forebay_web.store_changes.pages import ChangesPage
-from forebay_web.store_changes.requests import PagesRequest
+from forebay_web.store_changes.pages import ChangesPage, PagesRequest
 from forebay_worker.changes_routes import HeldSource
 from forebay_worker.reads.store_changes import StoreChanges
 from tests.service.reads.test_changes_pages import Served

@@ -17,8 +17,7 @@ from forebay.lag import Lag, worst_lag
 from forebay.request_trace import context_of
 from forebay_web.follower_wakeups import Waker, follower_turns
 from forebay_web.store_changes.cursors import ChangesCursor
-from forebay_web.store_changes.pages import ChangesPage
-from forebay_web.store_changes.requests import MAX_POLL_BYTES, MAX_WAIT_MS, PagesRequest
+from forebay_web.store_changes.pages import MAX_POLL_BYTES, MAX_WAIT_MS, ChangesPage, PagesRequest
 from forebay_web.store_changes.source import Source
 
 _FEEDS_BYTES = 64 << 20

@@ -1,4 +1,7 @@
-"""Pages of a partition's changes: items that have a value, items that are gone, and how far they lead."""
+"""Pages of a partition's changes, and what a router posts to a worker for them.
+
+A page has items with a value, items that are gone, and how far they lead.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from forebay.clock import boot_ms
-from forebay.errors import BadParameter
+from forebay.errors import BadParameter, BadRequest
 from forebay.lag import Lag
 from forebay.position import decode_position
 from forebay.wire.answer_aging import IN_TRANSIT_MS
+from forebay.wire.answer_schemas.members import Natural
 from forebay.wire.answers import lag_json
 from forebay.wire.scan_pages import PageSource
 from forebay.wire.server_sent_events import Event
 from forebay_web.store_changes.cursors import ChangesCursor
 from forebay_web.store_changes.selection import KeySelection
+
+CHANGES_MEDIA_TYPE = "application/vnd.forebay.changes.v1"
+"""How pages of changes pass from workers to routers. Another version of the format has another name."""
+MAX_WAIT_MS = 1_000
+"""How long a poll may wait for changes: as often, its replicas are held to the bounds."""
+MAX_POLL_BYTES = 1 << 20
+"""What the pages of one poll may take together."""
 
 _decode = msgspec.msgpack.Decoder(tuple[ChangesCursor, PageSource, list[bytes], list[bytes], bool, bool]).decode
 
@@ -95,3 +107,76 @@ class ChangesPage:
 
 def _members(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, separators=(",", ":"))[1:-1].encode()
+
+
+class _Body(Struct):
+    """A request's body, which is JSON as all bodies are."""
+
+    changes: bytes
+
+
+_decode_request = msgspec.msgpack.Decoder(tuple[list[tuple[Natural, ChangesCursor | None]], bool, int, int]).decode
+_decode_outcomes = msgspec.msgpack.Decoder(list[tuple[int, Any]]).decode
+
+
+@dataclass(frozen=True)
+class PagesRequest:
+    """One read of some partitions.
+
+    Of one partition with ``state``, the next page of its state is read. Otherwise it is a poll for changes, which
+    waits up to ``wait_ms`` for some; the answer has the partitions that have any, and all at the end of the wait.
+    Partitions are read in the order of the cursors until their pages take about ``max_bytes`` together.
+    """
+
+    cursors: dict[int, ChangesCursor | None]
+    state: bool = False
+    wait_ms: int = 0
+    max_bytes: int = MAX_POLL_BYTES
+
+    def encode(self) -> bytes:
+        """The body of the request."""
+        packed = list(self.cursors.items()), self.state, self.wait_ms, self.max_bytes
+        return msgspec.json.encode(_Body(msgspec.msgpack.encode(packed)))
+
+    @classmethod
+    def decode(cls, body: bytes, partitions: int) -> PagesRequest:
+        """The request in a body; raises ``BadRequest``."""
+        try:
+            packed = msgspec.json.decode(body, type=_Body).changes
+            cursors, state, wait_ms, max_bytes = _decode_request(packed)
+        except (ValueError, RecursionError):
+            raise _not_of_a_router() from None
+        request = cls(dict(cursors), state, min(wait_ms, MAX_WAIT_MS), min(max_bytes, MAX_POLL_BYTES))
+        in_range = all(partition < partitions for partition in request.cursors)
+        if not in_range or (request.wait_ms <= 0 and len(request.cursors) != 1):
+            raise _not_of_a_router()
+        return request
+
+
+def _not_of_a_router() -> BadRequest:
+    return BadRequest("The body is not that of a router that follows changes; use GET.")
+
+
+Outcome = ChangesPage | dict[str, Any]
+"""Of one partition: a page, or the document of the problem that there is instead."""
+
+
+def encode_outcomes(outcomes: dict[int, Outcome]) -> bytes:
+    """The answer to a poll, as MessagePack."""
+    return msgspec.msgpack.encode(
+        [
+            (partition, outcome.encode() if isinstance(outcome, ChangesPage) else json.dumps(outcome))
+            for partition, outcome in outcomes.items()
+        ]
+    )
+
+
+def decode_outcomes(raw: bytes) -> dict[int, Outcome]:
+    """The inverse of ``encode_outcomes``; raises ``ValueError`` for anything else."""
+    try:
+        return {
+            partition: ChangesPage.decode(outcome) if isinstance(outcome, bytes) else dict(json.loads(outcome))
+            for partition, outcome in _decode_outcomes(raw)
+        }
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"answered with something other than pages of changes: {error!r}") from None

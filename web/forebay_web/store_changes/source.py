@@ -8,8 +8,7 @@ from typing import Protocol
 from forebay.errors import Problem
 from forebay.lag import Tolerance
 from forebay_web.store_changes.cursors import ChangesCursor
-from forebay_web.store_changes.pages import ChangesPage
-from forebay_web.store_changes.requests import PagesRequest
+from forebay_web.store_changes.pages import ChangesPage, PagesRequest
 from forebay_web.store_changes.selection import KeySelection
 
 PAGE_BYTES = 64 << 10
