@@ -9,10 +9,9 @@ from forebay.wire.parameters import ReadParameters, split_query
 from forebay_web.event_streams import EventStreams
 from forebay_web.limits import Limits
 from forebay_web.store_changes.cursors import ChangesCursor, decode_id
-from forebay_web.store_changes.feed import ChangesFeeds
+from forebay_web.store_changes.feed import ChangesFeeds, Source
 from forebay_web.store_changes.follower import StoreFollower
 from forebay_web.store_changes.selection import KeySelection
-from forebay_web.store_changes.source import Source
 
 OF_THE_CLIENT = frozenset({"lag_interval_ms", "timeout_ms", "wait_ms"})
 """Parameters in which followers of the same may differ."""

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from forebay.clock import boot_ms
 from forebay.errors import Problem
-from forebay.lag import Lag, worst_lag
+from forebay.lag import Lag, Tolerance, worst_lag
 from forebay.request_trace import context_of
 from forebay_web.follower_wakeups import Waker, follower_turns
 from forebay_web.store_changes.cursors import ChangesCursor
 from forebay_web.store_changes.pages import MAX_POLL_BYTES, MAX_WAIT_MS, ChangesPage, PagesRequest
-from forebay_web.store_changes.source import Source
+from forebay_web.store_changes.selection import KeySelection
 
+PAGE_BYTES = 64 << 10
+"""What a page of a follower's own may take."""
+POLLED_PAGE_BYTES = 256 << 10
+"""What a page for all followers may take."""
 _FEEDS_BYTES = 64 << 20
 """The newest pages of all feeds of a process."""
 _DUE_MS = 1_000.0
@@ -30,6 +35,35 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 0.02, 1.0
 _REFUSED_PAUSE_S = 0.25
 _JOINING_S = 0.02
 """Partitions join one after the other: those that do within this time are polled together."""
+
+
+class Source(Protocol):
+    """Where a stream's pages come from: this worker's replicas, or through a router those of all workers.
+
+    It reads what one selection followed within one set of bounds has.
+    """
+
+    @property
+    def selection(self) -> KeySelection:
+        """What is followed."""
+        ...
+
+    @property
+    def partitions(self) -> Sequence[int]:
+        """The partitions that are followed, in order."""
+        ...
+
+    def tolerance(self) -> Tolerance:
+        """The bounds, which may become stricter."""
+        ...
+
+    async def page(self, partition: int, cursor: ChangesCursor | None, *, state: bool) -> ChangesPage:
+        """The next page of a partition, of its state or of what changed since; raises ``Problem``."""
+        ...
+
+    async def poll(self, host: str, request: PagesRequest) -> Mapping[int, ChangesPage | Problem]:
+        """What changed at a worker, as soon as there is anything; raises ``OSError`` or ``Problem``."""
+        ...
 
 
 @dataclass

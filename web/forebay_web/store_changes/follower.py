@@ -20,9 +20,8 @@ from forebay_web.event_streams import Events
 from forebay_web.follower_wakeups import wait_until
 from forebay_web.limits import Held
 from forebay_web.store_changes.cursors import ChangesCursor, encode_id
-from forebay_web.store_changes.feed import ChangesFeed, ChangesFeeds, PartitionFeed
+from forebay_web.store_changes.feed import PAGE_BYTES, ChangesFeed, ChangesFeeds, PartitionFeed, Source
 from forebay_web.store_changes.pages import ChangesPage
-from forebay_web.store_changes.source import PAGE_BYTES, Source
 
 _PARTITION_BYTES = 400
 """What a partition takes of a client's stream."""
