@@ -72,8 +72,8 @@ from forebay_web.routes import (
     add_store_changes_route,
     crashes_counted,
 )
-from forebay_web.store_changes.endpoint import open_stream
 from forebay_web.store_changes.feed import ChangesFeeds
+from forebay_web.store_changes.follower import open_stream
 from forebay_web.store_changes.selection import make_selection
 from forebay_web.streamed_response import StreamedResponse, for_client
 from forebay_web.ticket_routes import add_ticket_route

@@ -18,8 +18,8 @@ from forebay_web.application import body_of, respond
 from forebay_web.request_guard import require_followed
 from forebay_web.routes import STORE_CHANGES_ROUTE, Endpoint, add_store_changes_route, crashes_counted
 from forebay_web.store_changes.cursors import ChangesCursor
-from forebay_web.store_changes.endpoint import open_stream
 from forebay_web.store_changes.feed import PAGE_BYTES, POLLED_PAGE_BYTES, ChangesFeeds
+from forebay_web.store_changes.follower import open_stream
 from forebay_web.store_changes.pages import CHANGES_MEDIA_TYPE, ChangesPage, PagesRequest, encode_outcomes
 from forebay_web.store_changes.selection import KeySelection
 from forebay_web.streamed_response import for_client

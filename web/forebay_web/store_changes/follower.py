@@ -11,18 +11,25 @@ import contextlib
 import json
 from collections.abc import Hashable
 
+from fastapi import Request
+from fastapi.responses import Response
+
 from forebay.clock import boot_ms
 from forebay.errors import LagExceedsTolerance, NotHostedHere, Problem
 from forebay.wire.answers import lag_json
 from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient
+from forebay.wire.parameters import ReadParameters, split_query
 from forebay.wire.server_sent_events import EncodedEvents, Event
-from forebay_web.event_streams import Events
+from forebay_web.event_streams import Events, EventStreams
 from forebay_web.follower_wakeups import wait_until
-from forebay_web.limits import Held
-from forebay_web.store_changes.cursors import ChangesCursor, encode_id
+from forebay_web.limits import Held, Limits
+from forebay_web.store_changes.cursors import ChangesCursor, decode_id, encode_id
 from forebay_web.store_changes.feed import PAGE_BYTES, ChangesFeed, ChangesFeeds, PartitionFeed, Source
 from forebay_web.store_changes.pages import ChangesPage
+from forebay_web.store_changes.selection import KeySelection
 
+OF_THE_CLIENT = frozenset({"lag_interval_ms", "timeout_ms", "wait_ms"})
+"""Parameters in which followers of the same may differ."""
 _PARTITION_BYTES = 400
 """What a partition takes of a client's stream."""
 _BETWEEN_IDS_MS = 1_000.0
@@ -333,3 +340,35 @@ def _json(document: object) -> bytes:
 def _later(cursor: ChangesCursor, polled: ChangesCursor) -> ChangesCursor:
     """Where a client is that has all of a polled cursor."""
     return polled._replace(upper=max(cursor.upper, polled.upper)) if polled.reaches(cursor) else cursor
+
+
+async def open_stream(
+    request: Request,
+    source: Source,
+    parameters: ReadParameters,
+    timeout_ms: int,
+    feeds: ChangesFeeds,
+    limits: Limits,
+    streams: EventStreams,
+) -> Response:
+    """The response that streams a source's changes; raises ``Problem``."""
+    peer = limits.peers.of(request.scope)
+    cursors = _resumed(request.headers.get("last-event-id"), source.selection)
+    memory = limits.memory_of(peer)
+    follower = StoreFollower(source, cursors, memory, parameters.lag_interval_ms, timeout_ms)
+    return await streams.open(follower.events(feeds, _query(request, source)), request.receive, peer)
+
+
+def _query(request: Request, source: Source) -> object:
+    """What equals that of all who follow the same, with the same bounds."""
+    query = split_query(request.scope["query_string"])
+    selected = frozenset(item.received for item in query if item.name not in OF_THE_CLIENT)
+    return source.selection.spec.name, tuple(source.partitions), selected
+
+
+def _resumed(last_event_id: str | None, selection: KeySelection) -> dict[int, ChangesCursor]:
+    """The cursors in an id; none in one that is of no event, after which every partition is reset."""
+    try:
+        return decode_id(last_event_id or "", selection.digest, selection.partitions)
+    except ValueError:
+        return {}
