@@ -48,8 +48,7 @@ from forebay_console.page import add_console_page
 from forebay_web.application import HeldResponse, body_of, make_application, respond
 from forebay_web.document_routes import add_document_routes
 from forebay_web.hosts import ANY_HOST, AllowedHosts
-from forebay_web.large_answers import LargeAnswer
-from forebay_web.large_batches import batch_answer_in_turns, results_by_now
+from forebay_web.large_answers import LargeAnswer, batch_answer_in_turns, results_by_now
 from forebay_web.limits import Held, Peer
 from forebay_web.posted_cursor import continued, cursor_of_body
 from forebay_web.processes.group_metrics import GroupMetrics

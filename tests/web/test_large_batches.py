@@ -3,8 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.wire.batches import BatchKeys, batch_answer, read_batch_frames
-from forebay_web.large_answers import LargeAnswer
-from forebay_web.large_batches import batch_answer_in_turns, read_batch_frames_in_turns
+from forebay_web.large_answers import LargeAnswer, batch_answer_in_turns, read_batch_frames_in_turns
 
 MEBIBYTE = 1 << 20
 RESULTS = [(200, b'{"n":%d}' % n) for n in range(3)] + [

@@ -46,8 +46,8 @@ from forebay_router.reads.replica_request import (
 )
 from forebay_router.reads.send_window import SendWindow
 from forebay_router.router import Router
-from forebay_web.large_answers import LargeAnswer
-from forebay_web.large_batches import (
+from forebay_web.large_answers import (
+    LargeAnswer,
     batch_answer_in_turns,
     lag_by_now,
     read_batch_frames_in_turns,
