@@ -53,7 +53,6 @@ from forebay_web.application import HeldResponse, body_of, make_application, res
 from forebay_web.document_routes import add_document_routes
 from forebay_web.histogram import SERVED_BOUNDS
 from forebay_web.hosts import ANY_HOST, AllowedHosts
-from forebay_web.posted_cursor import continued, cursor_of_body
 from forebay_web.processes.group_metrics import GroupMetrics
 from forebay_web.processes.process_group import ProcessGroup, ProcessReport
 from forebay_web.processes.process_slot import SINGLE_PROCESS, ProcessSlot
@@ -70,13 +69,15 @@ from forebay_web.routes import (
     add_changes_route,
     add_read_route,
     add_store_changes_route,
+    add_ticket_route,
+    continued,
     crashes_counted,
+    cursor_of_body,
 )
 from forebay_web.store_changes.feed import ChangesFeeds
 from forebay_web.store_changes.follower import open_stream
 from forebay_web.store_changes.selection import make_selection
 from forebay_web.streamed_response import StreamedResponse, for_client
-from forebay_web.ticket_routes import add_ticket_route
 from forebay_web.tickets import Tickets, ticket_key_of
 
 log = logging.getLogger(__name__)

@@ -50,7 +50,6 @@ from forebay_web.document_routes import add_document_routes
 from forebay_web.hosts import ANY_HOST, AllowedHosts
 from forebay_web.large_answers import LargeAnswer, batch_answer_in_turns, results_by_now
 from forebay_web.limits import Held, Peer
-from forebay_web.posted_cursor import continued, cursor_of_body
 from forebay_web.processes.group_metrics import GroupMetrics
 from forebay_web.processes.process_group import ProcessGroup, ProcessReport
 from forebay_web.processes.process_slot import SINGLE_PROCESS, ProcessSlot
@@ -65,10 +64,12 @@ from forebay_web.routes import (
     add_batch_route,
     add_changes_route,
     add_read_route,
+    add_ticket_route,
+    continued,
     crashes_counted,
+    cursor_of_body,
 )
 from forebay_web.streamed_response import for_client
-from forebay_web.ticket_routes import add_ticket_route
 from forebay_web.tickets import Tickets, ticket_key_of
 from forebay_worker.changes_routes import add_changes_routes
 from forebay_worker.metrics import WorkerMetrics

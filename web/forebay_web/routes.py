@@ -1,7 +1,8 @@
-"""The read routes, the same on both tiers: paths, parameters, answers."""
+"""The routes of reads and of tickets, the same on both tiers: paths, parameters, bodies, answers."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -10,12 +11,28 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
+from msgspec import Struct
 from starlette.requests import ClientDisconnect
 
-from forebay.errors import AnswerTooLarge, BodyTooLarge, HttpVersionNotSupported, InternalError, Problem
+from forebay.errors import (
+    AnswerTooLarge,
+    BadParameter,
+    BadRequest,
+    BodyTooLarge,
+    HttpVersionNotSupported,
+    InternalError,
+    NotReady,
+    Overloaded,
+    Problem,
+    UnknownStore,
+)
+from forebay.store_spec import StoreSpec
 from forebay.wire.answer_schemas.components import reference
+from forebay.wire.answer_schemas.members import read_json
 from forebay.wire.answer_schemas.reads import BatchAnswer, KeyAnswer, list_answer
-from forebay.wire.batches import MAX_KEYS
+from forebay.wire.answer_schemas.status import TicketAnswer
+from forebay.wire.answers import json_answer
+from forebay.wire.batches import MAX_BODY_BYTES, MAX_KEYS
 from forebay.wire.key_changes import LAST_EVENT_ID_PARAMETER
 from forebay.wire.parameters import (
     ALL_KEYS_SCAN_PARAMETERS,
@@ -25,15 +42,44 @@ from forebay.wire.parameters import (
     SCAN_PARAMETERS,
     STORE_CHANGES_PARAMETERS,
     WORKER_PARAMETERS,
+    ReadParameters,
     openapi_parameters,
+    text_parameters,
 )
 from forebay.wire.scans import SCAN_ROUTES, ScanRoute
 from forebay.wire.server_sent_events import EVENTS_MEDIA_TYPE
-from forebay_web.application import ANSWER_HEADERS, responses
+from forebay_web.application import ANSWER_HEADERS, body_of, respond, responses
 from forebay_web.explanations import EXPLAIN_PARAMETER
-from forebay_web.posted_cursor import POSTED_CURSOR_BODY
+from forebay_web.limits import Held, Limits
+from forebay_web.tickets import Tickets
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+_MAX_TICKET_BODY_BYTES = 16 << 10
+
+
+class _PostedCursor(Struct, forbid_unknown_fields=True):
+    """The body of a request for a list: after a long key, a cursor is too long for a URL."""
+
+    cursor: str
+
+
+def _body(required: str, **members: dict[str, Any]) -> dict[str, Any]:
+    """A JSON object as the OpenAPI body of a request, of which one member is required."""
+    schema = {"type": "object", "required": [required], "additionalProperties": False, "properties": members}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+_CURSOR_BODY = _body("cursor", cursor={"type": "string", "description": "The `next` of the previous page."})
+_BATCH_BODY = _body("keys", keys={"type": "array", "items": {}, "maxItems": MAX_KEYS})
+_TICKET_BODY = _body(
+    "store",
+    store={"type": "string", "description": "The store whose streams it opens."},
+    key={
+        "type": "string",
+        "description": "The only key whose stream it opens, as in the path before it is encoded.",
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -140,8 +186,7 @@ def add_read_route(
     _add(app, route, "GET", problems, endpoint, known)
     if route.scan is not None:
         posted = replace(route, summary=f"{route.summary} after a long cursor")
-        body = {"requestBody": POSTED_CURSOR_BODY}
-        _add(app, posted, "POST", (*problems, BodyTooLarge), endpoint, known - {"cursor"}, body)
+        _add(app, posted, "POST", (*problems, BodyTooLarge), endpoint, known - {"cursor"}, _CURSOR_BODY)
     app.router.add_api_route(
         route.path, endpoint, route_class_override=_PlainRoute, methods=["HEAD"], include_in_schema=False
     )
@@ -186,21 +231,8 @@ def _add_stream(
 
 def add_batch_route(app: FastAPI, problems: tuple[type[Problem], ...], endpoint: Endpoint) -> None:
     """Add ``POST …/batch-get``."""
-    body = {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["keys"],
-                    "additionalProperties": False,
-                    "properties": {"keys": {"type": "array", "items": {}, "maxItems": MAX_KEYS}},
-                }
-            }
-        },
-    }
     problems = (*problems, BodyTooLarge, AnswerTooLarge)
-    _add(app, BATCH_ROUTE, "POST", problems, endpoint, BATCH_ROUTE.parameters, {"requestBody": body})
+    _add(app, BATCH_ROUTE, "POST", problems, endpoint, BATCH_ROUTE.parameters, _BATCH_BODY)
 
 
 class _PlainRoute(APIRoute):
@@ -238,3 +270,66 @@ def _add(
             **(extra or {}),
         },
     )
+
+
+async def cursor_of_body(request: Request, memory: Held) -> str | None:
+    """The cursor that a POST has as its body, None for a GET.
+
+    The body is held in ``memory``, and the key in it, which is decoded. Raises ``BadRequest``, ``BodyTooLarge``
+    or ``Overloaded``.
+    """
+    if request.method != "POST":
+        return None
+    body = await body_of(request, MAX_BODY_BYTES, memory)
+    try:
+        cursor = read_json(body, _PostedCursor).cursor
+    except ValueError:
+        raise BadRequest('The body must be {"cursor": "…"} and nothing else.') from None
+    memory.take(len(cursor))
+    return cursor
+
+
+def continued(parameters: ReadParameters, cursor: str | None) -> ReadParameters:
+    """The parameters with a cursor that came as a body, if any; raises ``BadParameter`` if there are two."""
+    if cursor is None:
+        return parameters
+    if parameters.cursor is not None:
+        raise BadParameter("There is a cursor in the query and another in the body.", parameter="cursor")
+    return replace(parameters, cursor=cursor)
+
+
+def add_ticket_route(app: FastAPI, tickets: Tickets, spec: Callable[[str], StoreSpec], limits: Limits) -> None:
+    """Add ``POST /v1/tickets``; ``spec`` raises ``UnknownStore`` or ``NotReady``."""
+
+    @app.post(
+        "/v1/tickets",
+        tags=["reads"],
+        summary="Issue a ticket",
+        operation_id="issue_ticket",
+        response_class=Response,
+        responses=responses(
+            *(BadParameter, UnknownStore, BodyTooLarge, Overloaded, NotReady), schema=reference(TicketAnswer)
+        ),
+        openapi_extra=_TICKET_BODY,
+    )
+    async def ticket(request: Request) -> Response:
+        """A ticket, which opens event streams in place of a token for a minute, as the parameter `ticket`."""
+        text_parameters(request.scope["query_string"])
+        with limits.memory_of(limits.peers.of(request.scope)) as memory:
+            store, key = _requested(await body_of(request, _MAX_TICKET_BODY_BYTES, memory))
+        authorization = request.headers.get("authorization", "").encode("latin-1")
+        text, expires_ms = tickets.issue(authorization.strip(b" \t"), spec(store).name, key)
+        return respond(json_answer(TicketAnswer(text, expires_ms)))
+
+
+def _requested(body: bytes) -> tuple[str, str | None]:
+    """The store and the key that a body names; raises ``BadRequest``."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        document = None
+    if isinstance(document, dict) and document.keys() <= {"store", "key"}:
+        store, key = document.get("store"), document.get("key")
+        if isinstance(store, str) and (key is None or isinstance(key, str)):
+            return store, key
+    raise BadRequest('The body must be {"store": "…"}, with "key": "…" for one key only, both as in the path.')

@@ -23,7 +23,7 @@ from forebay_router.reads.refusals import Attempt, late, refusal
 from forebay_router.reads.replica_request import TimedAnswer
 from forebay_router.reads.scatter import Gather, ScanBroken, ScanRefused
 from forebay_web.limits import Held, Limit, Peer
-from forebay_web.posted_cursor import continued
+from forebay_web.routes import continued
 
 ENTRIES = next(route for route in SCAN_ROUTES if route.items == "entries")
 POSITION = encode_position(Position(log_digest("sqlite:log"), {0: 1}))
