@@ -11,7 +11,7 @@ from forebay.wire.answer_schemas.members import Figure, Host, LagFigures, Natura
 from forebay.wire.answer_schemas.replicas import Failure, RestoreSecondsLeft
 from forebay_console.timeline import TimelineEvent
 from forebay_web.health.findings import Finding
-from forebay_web.health.replica_states import Condition
+from forebay_web.health.survey import Condition
 
 Milliseconds: TypeAlias = Annotated[float, Meta(ge=0)] | None
 ProblemCounts: TypeAlias = Annotated[

@@ -32,9 +32,8 @@ from forebay_console.history import Bounds, History, history_answer
 from forebay_console.timeline import Timeline, TimelineEvent
 from forebay_web.application import respond, responses
 from forebay_web.health.findings import findings_of, gravest_first
-from forebay_web.health.replica_states import ReplicaState, condition, first_replica, in_order_of_reads
 from forebay_web.health.store_counts import StoreCounts
-from forebay_web.health.survey import Survey, Surveyed
+from forebay_web.health.survey import ReplicaState, Survey, Surveyed, condition, first_replica, in_order_of_reads
 from forebay_web.request_guard import sees
 
 _MAX_PARTITIONS = 1_000

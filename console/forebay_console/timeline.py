@@ -9,8 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from forebay.wire.answer_schemas.members import Natural
-from forebay_web.health.replica_states import Condition
-from forebay_web.health.survey import Affected, StoreSurvey, Surveys
+from forebay_web.health.survey import Affected, Condition, StoreSurvey, Surveys
 
 _MAX_EVENTS = 256
 _MAX_NAMED = 16

@@ -31,7 +31,7 @@ from forebay_router.upstream.opener import Opener, encryption_of
 from forebay_router.upstream.pool import ConnectionPool
 from forebay_web.event_streams import EventStreams
 from forebay_web.health.findings import Finding
-from forebay_web.health.replica_states import ReplicaState
+from forebay_web.health.survey import ReplicaState
 from forebay_web.limits import Held, Limits, Peer
 
 

@@ -33,8 +33,7 @@ from forebay_changelog import open_changelog
 from forebay_changelog.kafka.schemas import know_schemas
 from forebay_web.event_streams import EventStreams
 from forebay_web.health.findings import Finding
-from forebay_web.health.replica_states import ReplicaState
-from forebay_web.health.survey import silent_writers
+from forebay_web.health.survey import ReplicaState, silent_writers
 from forebay_web.limits import Limits
 from forebay_worker.changelog_topics import TopicCreation
 from forebay_worker.group.assignor import AssignmentPolicy

@@ -20,7 +20,7 @@ from forebay_router.cluster.rejected_addresses import RejectedAddresses
 from forebay_router.cluster.worker_view import Held, WorkerView
 from forebay_router.upstream.credentials import log_auth_rejection
 from forebay_router.upstream.replica_headers import reported_in
-from forebay_web.health.replica_states import ReplicaState
+from forebay_web.health.survey import ReplicaState
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from forebay.task_ids import TopicPartition
 from forebay.wire.answers import ReplicaInfo, replica_info_head
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.worker_view import Report, Restore, WorkerView
-from forebay_web.health.replica_states import ReplicaState
+from forebay_web.health.survey import ReplicaState
 
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "t", 2)
 HOST = HostInfo("h", 1)

@@ -3,7 +3,7 @@ from msgspec import to_builtins
 
 from forebay.lag import UNKNOWN_LAG, Lag
 from forebay_console.data_routes import partition_replicas
-from forebay_web.health.replica_states import Condition, ReplicaState, condition, first_replica
+from forebay_web.health.survey import Condition, ReplicaState, condition, first_replica
 
 NEAR, FAR = Lag(0, 5, 50), Lag(9, 900, 9_000)
 

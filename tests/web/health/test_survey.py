@@ -9,8 +9,7 @@ from forebay.streams_metadata import StreamsMetadataState
 from forebay_console.health import health_answer, summary
 from forebay_console.timeline import Timeline
 from forebay_web.health.findings import Finding, findings_of, gravest_first
-from forebay_web.health.replica_states import ReplicaState
-from forebay_web.health.survey import StoreSurvey, Survey, Surveys
+from forebay_web.health.survey import ReplicaState, StoreSurvey, Survey, Surveys
 
 LAG = Lag(0, 5, 50)
 A, B = ReplicaState("a:1", "active", LAG), ReplicaState("b:1", "standby", Lag(2, 20, 200))

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from msgspec import Meta, Struct
 
 from forebay.clock import duration
 from forebay.wire.answer_schemas.members import Natural
-from forebay_web.health.replica_states import Condition
-
-if TYPE_CHECKING:
-    from forebay_web.health.survey import StoreSurvey, Surveys
-
+from forebay_web.health.survey import Condition, StoreSurvey, Surveys
 
 Severity: TypeAlias = Literal["error", "warning"]
 

@@ -1,4 +1,7 @@
-"""A survey of all partitions: the condition of each store, repeated as often as its cost allows."""
+"""A survey of all partitions: the condition that its replicas put each one in, and what that is of each store.
+
+It is repeated as often as its cost allows. Whoever knows the replicas, a router or a worker, hands them over.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,22 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from forebay.clock import boot_ms, epoch_ms
 from forebay.lag import UNKNOWN_LAG, Lag, worst_lag
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
-from forebay_web.health.findings import Finding
-from forebay_web.health.replica_states import Condition, ReplicaState, condition, first_replica
+
+if TYPE_CHECKING:
+    from forebay_web.health.findings import Finding
 
 log = logging.getLogger(__name__)
 
+_ROLE_ORDER = {"active": 0, "restoring": 1, "standby": 2}
 _ACCEPTABLE_AGE_MS = 120_000
 """Unless the store says itself which age is acceptable."""
 _FOLLOWING_MS = 30_000.0
@@ -30,6 +36,74 @@ _SLICE = 100
 """Partitions surveyed at once, in a fraction of a millisecond: reads are answered in between."""
 _MAX_NAMED = 16
 """Partitions, failures and restores that are named; the others are counted."""
+
+
+class ReplicaState(NamedTuple):
+    """One replica: its worker, its role, and its lag as of now, unknown once the last report is too old.
+
+    ``live`` tells whether its worker answers, ``lagging`` whether its record lag is beyond what the group accepts
+    of an active. ``failure`` is why its records cannot be applied. While a bulk restore is under way,
+    ``restored_records`` counts, and ``restore_seconds_left`` may be known. ``notices`` are what is wrong with its
+    log or with where keys are, by kind.
+    """
+
+    host: str
+    role: str
+    lag: Lag = UNKNOWN_LAG
+    live: bool = True
+    lagging: bool = False
+    failure: str | None = None
+    restored_records: int | None = None
+    restore_seconds_left: int | None = None
+    notices: Mapping[str, str] = {}
+
+
+class Condition(StrEnum):
+    """What reads of a partition can expect, the gravest first."""
+
+    UNHELD = "unheld"
+    """No worker that answers holds it: reads fail."""
+    FAILED = "failed"
+    """The replica that reads go to first cannot apply records: answers grow old."""
+    STANDBY = "standby"
+    """Only standbys answer: reads with ``require_active`` fail."""
+    RESTORING = "restoring"
+    """Its active is not caught up yet: reads with ``require_active`` fail."""
+    LAGGING = "lagging"
+    """Its active is further behind the log than the group accepts."""
+    LAG_UNKNOWN = "lag-unknown"
+    """Its active cannot prove its time lag: reads with bounds fail."""
+    SERVED = "served"
+    """A running active answers."""
+
+
+def first_replica(replicas: Sequence[ReplicaState]) -> ReplicaState | None:
+    """The replica that reads without bounds go to first; None if none is live."""
+    live = [replica for replica in replicas if replica.live]
+    return min(live, key=_order) if live else None
+
+
+def in_order_of_reads(replicas: Sequence[ReplicaState]) -> list[ReplicaState]:
+    """That which reads without bounds go to comes first."""
+    return sorted(replicas, key=_order)
+
+
+def _order(replica: ReplicaState) -> tuple[int, float, str]:
+    time_lag_ms = replica.lag.time_lag_ms
+    return _ROLE_ORDER[replica.role], float("inf") if time_lag_ms is None else time_lag_ms, replica.host
+
+
+def condition(first: ReplicaState | None) -> Condition:
+    """The condition of a partition by the replica that reads go to first."""
+    if first is None:
+        return Condition.UNHELD
+    if first.failure is not None:
+        return Condition.FAILED
+    if first.role != "active":
+        return Condition(first.role)
+    if first.lagging:
+        return Condition.LAGGING
+    return Condition.LAG_UNKNOWN if first.lag.time_lag_ms is None else Condition.SERVED
 
 
 def acceptable_age_ms(spec: StoreSpec) -> int:
