@@ -15,8 +15,8 @@ import httpx
 
 from forebay.errors import AnswerMismatch, DeadlineExceeded, NoReplica, Problem
 from forebay.listen_addresses import is_unix
+from forebay.wire.answers import OF_THE_SERVER
 from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient
-from forebay.wire.retryable_statuses import OF_THE_SERVER
 from forebay.wire.server_sent_events import EVENTS_MEDIA_TYPE
 from forebay_client.options import query_string
 from forebay_client.problems import problem_of_response

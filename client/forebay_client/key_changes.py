@@ -7,9 +7,8 @@ from typing import Generic, TypeVar, cast
 
 from forebay.errors import Problem, UnknownKey
 from forebay.lag import UNKNOWN_LAG, Lag
-from forebay.wire.answers import ReplicaInfo
+from forebay.wire.answers import OF_THE_SERVER, ReplicaInfo
 from forebay.wire.key_changes import is_transient
-from forebay.wire.retryable_statuses import OF_THE_SERVER
 from forebay.wire.server_sent_events import Event, EventReader
 from forebay_client import fork_safety
 from forebay_client.exchange import MALFORMED, Close, Opened, Pause, Plan, Receive, mismatched

@@ -13,9 +13,8 @@ from prometheus_client.registry import Collector
 from forebay import __version__
 from forebay.lag import Lag
 from forebay.wire.answer_aging import stated_lags
-from forebay.wire.answers import HttpAnswer
+from forebay.wire.answers import WITH_LAG, HttpAnswer
 from forebay.wire.batches import KeyResult
-from forebay.wire.retryable_statuses import WITH_LAG
 from forebay_router.router import Router
 from forebay_router.upstream.replica_headers import reported_in
 from forebay_web.health.store_counts import StoreCounts, added

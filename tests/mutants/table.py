@@ -285,7 +285,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "refusal-is-final",
             "after a 412 the next replica is asked",
-            "forebay.wire.retryable_statuses:FINAL",
+            "forebay.wire.answers:FINAL",
             "{410}",
             "{410, 412}",
             "end_to_end/test_routing.py::test_a_read_that_may_wait_is_answered_by_whoever_need_not",

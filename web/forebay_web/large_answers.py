@@ -15,7 +15,7 @@ from forebay.clock import boot_ms
 from forebay.event_loop_turns import in_turns
 from forebay.lag import Lag, Tolerance
 from forebay.wire.answer_aging import aged, bounds_exceeded
-from forebay.wire.answers import JSON_HEAD, NO_STORE, HttpAnswer, header_lines
+from forebay.wire.answers import JSON_HEAD, NO_STORE, WITH_LAG, HttpAnswer, header_lines
 from forebay.wire.batches import (
     FRAMES_HEAD,
     BatchKeys,
@@ -25,7 +25,6 @@ from forebay.wire.batches import (
     problem_result,
     read_batch_frames,
 )
-from forebay.wire.retryable_statuses import WITH_LAG
 
 MAX_AT_ONCE_BYTES = 1 << 20
 """Of an answer: a larger one is neither joined nor sent in one turn of the event loop."""

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 
 from forebay.errors import LagExceedsTolerance
 from forebay.lag import Lag, Tolerance
-from forebay.wire.answers import HttpAnswer, lag_head, lag_json, problem_answer
+from forebay.wire.answers import WITH_LAG, HttpAnswer, lag_head, lag_json, problem_answer
 from forebay.wire.batches import KeyResult
-from forebay.wire.retryable_statuses import WITH_LAG
 
 _MEMBER = b'"lag":{'
 _LAG = re.compile(rb'"lag":\{"record_lag":(null|\d+),"time_lag_ms":(null|\d+),"age_ms":(null|\d+)\}')

@@ -20,10 +20,23 @@ _OWN_HEAD = JSON_HEAD + NO_STORE
 _NAMED = re.compile(rb"forebay-problem: ([a-z-]+)\r\n")
 CHALLENGE = b"www-authenticate: Bearer\r\n"
 
-
 MAX_ANSWER_BYTES = 64 << 20
 """The longest body that a worker sends, and that a router takes from one: whatever is there, it cannot fill
 either."""
+
+WITH_LAG = frozenset({200, 404})
+"""A replica has read the key, and states its lag; bounds do not apply to refusals."""
+AT_FAULT = frozenset({400, 409, 413})
+"""The request cannot be answered, by whichever replica."""
+FINAL = WITH_LAG | AT_FAULT | {410}
+"""No replica would answer otherwise."""
+OF_THE_REPLICA = frozenset({412, 421, 503})
+"""Another replica may answer."""
+OF_THE_SERVER = frozenset({429, 502, 503, 504})
+"""Another server, or this one a moment later, may answer; includes a proxy's own."""
+TRANSIENT = OF_THE_REPLICA | OF_THE_SERVER
+"""A later attempt may be answered."""
+
 _PREFIX = "urn:forebay:problem:"
 _CLASSES = {kind.name: kind for kind in Problem.__subclasses__()}
 _OWN_MEMBERS = ("type", "title", "status", "detail", "retry_after_s")

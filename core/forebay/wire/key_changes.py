@@ -12,8 +12,8 @@ from forebay.errors import BadParameter, PartitionerMissing, Problem, WrongStore
 from forebay.position import decode_position, encode_position, later_position
 from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.store_spec import StoreSpec
+from forebay.wire.answers import TRANSIENT
 from forebay.wire.parameters import ReadParameters
-from forebay.wire.retryable_statuses import TRANSIENT
 from forebay.wire.scans import require_kind
 
 KEEP_ALIVE_MS = 15_000

@@ -22,7 +22,7 @@ from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo
 from forebay.wire.answer_aging import time_reserved_for_retry_ms
-from forebay.wire.answers import HttpAnswer, problem_answer
+from forebay.wire.answers import OF_THE_REPLICA, HttpAnswer, problem_answer
 from forebay.wire.batches import (
     BatchKeys,
     KeyResult,
@@ -32,7 +32,6 @@ from forebay.wire.batches import (
     require_size,
 )
 from forebay.wire.parameters import ReadParameters, parse_parameters
-from forebay.wire.retryable_statuses import OF_THE_REPLICA
 from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
 from forebay.wire.scans import require_kind
 from forebay_router.metrics import RouterMetrics

@@ -16,10 +16,9 @@ from forebay.errors import PositionOfAnotherLog, Problem, UnknownPartitioner
 from forebay.position import decode_position, encode_position
 from forebay.streams_metadata import HostInfo
 from forebay.timeouts import running_timeout
-from forebay.wire.answers import HttpAnswer, problem_of
+from forebay.wire.answers import AT_FAULT, HttpAnswer, problem_of
 from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient, require_followed
 from forebay.wire.parameters import ReadParameters
-from forebay.wire.retryable_statuses import AT_FAULT
 from forebay.wire.server_sent_events import Event
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.reads.refusals import Attempt, refusal

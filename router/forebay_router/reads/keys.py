@@ -16,9 +16,8 @@ from forebay.errors import UnknownKey
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, worst_lag
 from forebay.store_spec import StoreSpec
 from forebay.wire.answer_aging import aged, answer_by_now, bounds_exceeded, time_reserved_for_retry_ms
-from forebay.wire.answers import HttpAnswer, ReplicaInfo, lag_head, problem_answer
+from forebay.wire.answers import FINAL, WITH_LAG, HttpAnswer, ReplicaInfo, lag_head, problem_answer
 from forebay.wire.parameters import ReadParameters
-from forebay.wire.retryable_statuses import FINAL, WITH_LAG
 from forebay.wire.scan_pages import joined_position
 from forebay_router.reads.named_key import NamedKey
 from forebay_router.reads.replica_read import ask

@@ -19,8 +19,7 @@ from forebay.lag import Lag
 from forebay.routing.failover_policy import AttemptOutcome
 from forebay.routing.scattered_list import attempts_at_all, unread
 from forebay.streams_metadata import HostInfo
-from forebay.wire.answers import HttpAnswer, is_problem, problem_answer, problem_name
-from forebay.wire.retryable_statuses import FINAL
+from forebay.wire.answers import FINAL, HttpAnswer, is_problem, problem_answer, problem_name
 
 RETRYABLE_SOON = frozenset({412, 503})
 """Refusals of what a replica may be able to answer soon."""

@@ -17,9 +17,8 @@ from forebay.event_loop_turns import decoded_in_turn, in_turn
 from forebay.lag import Lag, Tolerance
 from forebay.routing.scattered_list import PartitionPages, ScatteredList, page_bytes_of
 from forebay.wire.answer_aging import bounds_exceeded, time_reserved_for_retry_ms
-from forebay.wire.answers import HttpAnswer
+from forebay.wire.answers import TRANSIENT, HttpAnswer
 from forebay.wire.parameters import ReadParameters, split_query
-from forebay.wire.retryable_statuses import TRANSIENT
 from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE, ScanPage, list_head, list_tail
 from forebay.wire.scans import Scan, ScanRoute, make_scan, posted_cursor, scan_head
 from forebay_router.reads.refusals import nothing_read

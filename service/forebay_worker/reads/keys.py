@@ -17,10 +17,9 @@ from forebay.state_store import StateStore
 from forebay.store_kinds import SINGLE_VALUE_KINDS
 from forebay.store_spec import StoreSpec
 from forebay.stored_values import timestamp_ms_of
-from forebay.wire.answers import MAX_ANSWER_BYTES, EncodedReplicaInfo, HttpAnswer, problem_answer
+from forebay.wire.answers import MAX_ANSWER_BYTES, WITH_LAG, EncodedReplicaInfo, HttpAnswer, problem_answer
 from forebay.wire.batches import BatchKeys, KeyResult, key_result, read_plain, read_plain_keys, require_size
 from forebay.wire.parameters import ReadParameters
-from forebay.wire.retryable_statuses import WITH_LAG
 from forebay.wire.scans import require_kind
 from forebay_web.limits import Held
 from forebay_worker.reads.disk_reads import DiskReads, not_in_memory
