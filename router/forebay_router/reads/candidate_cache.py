@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from forebay.bounded_cache import of_one_store
 from forebay.codecs.keys import from_segment
-from forebay.codecs.segment_cache import of_one_store
 from forebay.lag import Tolerance
 from forebay.routing.candidates import equally_good, less_loaded
 from forebay.routing.hedging import MAX_DELAY_MS

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import NamedTuple, TypeAlias
 
+from forebay.bounded_cache import of_one_store
 from forebay.codecs.keys import from_segment
-from forebay.codecs.segment_cache import of_one_store
 from forebay.errors import Problem
 from forebay.store_spec import StoreSpec
 from forebay.wire.answers import problem_answer
