@@ -12,7 +12,6 @@ class OfOneProcess(Protocol):
 
     def on_fork(self) -> None:
         """Called in the child, before anything else runs there; no other thread exists yet."""
-        ...
 
 
 _live: weakref.WeakSet[OfOneProcess] = weakref.WeakSet()

@@ -33,7 +33,6 @@ class Authenticator(Protocol):
         value, empty if there is none. It may be called twice for one request, and repeatedly while the request's
         event stream is open.
         """
-        ...
 
 
 def make_authenticator(settings: TierSettings) -> Authenticator | None:

@@ -16,7 +16,6 @@ class StreamPartitioner(Protocol):
 
     def partition(self, key: bytes, partitions: int) -> int:
         """The partition, in ``range(partitions)``, of a key in its codec's plain bytes."""
-        ...
 
 
 def murmur2(data: bytes) -> int:

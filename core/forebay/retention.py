@@ -17,27 +17,22 @@ class Retention(Protocol):
     @property
     def window_size_ms(self) -> int | None:
         """How long its windows last."""
-        ...
 
     @property
     def retention_ms(self) -> int | None:
         """How long a window or session is kept after its end."""
-        ...
 
     @property
     def gap_ms(self) -> int | None:
         """The gap after which its sessions end."""
-        ...
 
     @property
     def history_retention_ms(self) -> int | None:
         """How long a version is kept after it was replaced."""
-        ...
 
     @property
     def ttl_ms(self) -> int | None:
         """How long a value is kept after its record's timestamp."""
-        ...
 
 
 class LogRetention(NamedTuple):

@@ -115,38 +115,30 @@ class StateStore(Protocol):
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a stored key, None if it has none."""
-        ...
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """The values of several stored keys, in order."""
-        ...
 
     def scan(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values with ``start <= key < end``, in stored order or its reverse.
 
         The iterator sees the store as it was at one moment, which is not before the call.
         """
-        ...
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set a value with the next commit."""
-        ...
 
     def delete(self, key: bytes) -> None:
         """Remove a key with the next commit; it need not exist."""
-        ...
 
     def commit(self, changelog_offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Write what was collected, and the offsets, all or nothing."""
-        ...
 
     def committed_offset(self, topic_partition: TopicPartition) -> CommittedOffset | None:
         """The offset of the last commit, None if there is none or the store keeps none across ``close``."""
-        ...
 
     def flush(self) -> None:
         """Make what was committed durable, for stores that do not manage their offsets."""
 
     def close(self) -> None:
         """Release files and locks; uncommitted changes are lost."""
-        ...

@@ -50,15 +50,12 @@ class ExpiryRule(Protocol):
 
     def oldest_ms(self, store: Retention, stream_time_ms: int | None) -> int | None:
         """The oldest time, or moment of history, that a store keeps; None if it keeps all."""
-        ...
 
     def step_ms(self, store: Retention) -> int:
         """By how much that must have grown before the store is searched again."""
-        ...
 
     def expired(self, keys: StoredKeys, pairs: Sequence[Pair], oldest_ms: int) -> list[bytes]:
         """The stored keys of those of some successive entries that have expired."""
-        ...
 
 
 @dataclass(frozen=True)

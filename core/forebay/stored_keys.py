@@ -53,7 +53,6 @@ class KeyLayout(Protocol):
 
     def split_changelog(self, key: bytes, timestamp_ms: int) -> LogicalKey:
         """User key and timestamps of a changelog record's key; raises ``ValueError`` if it cannot have them."""
-        ...
 
     def encoder(self, keys: StoredKeys) -> Callable[[bytes, int], bytes]:
         """What makes stored keys of changelog records' keys and timestamps; it raises ``ValueError``."""

@@ -52,23 +52,18 @@ class Introspectable(Protocol):
     @property
     def metadata(self) -> StreamsMetadataState:
         """Which worker holds what, as far as is known here."""
-        ...
 
     def identity(self) -> Identity:
         """Which process this is."""
-        ...
 
     def application(self) -> tuple[str, str]:
         """Application id and topology fingerprint; raises ``NotReady`` while they are unknown."""
-        ...
 
     def spec(self, store: str) -> StoreSpec:
         """A store's specification; raises ``UnknownStore`` or ``NotReady``."""
-        ...
 
     def replica_rows(self, store: str | None = None) -> Iterable[object]:
         """Every replica known here, or those of a store: objects or JSON values of the form ``ReplicaRow``."""
-        ...
 
 
 def add_document_routes(

@@ -85,31 +85,24 @@ class KeyCodec(Protocol):
 
     def from_json(self, value: Any) -> bytes:
         """Plain bytes of a JSON value; raises ``BadKey``."""
-        ...
 
     def to_json(self, plain: bytes) -> bytes:
         """The key's JSON text."""
-        ...
 
     def from_text(self, text: bytes) -> bytes:
         """Plain bytes of a key given as text, percent-decoded; raises ``BadKey``."""
-        ...
 
     def to_text(self, plain: bytes) -> bytes:
         """The text that ``from_text`` reads."""
-        ...
 
     def fault(self, plain: bytes) -> str | None:
         """Why bytes that others wrote are not a key of this codec, None if they are."""
-        ...
 
     def ordered(self, plain: bytes) -> bytes:
         """Bytes whose order is the keys' order."""
-        ...
 
     def plain(self, ordered: bytes) -> bytes:
         """The inverse of ``ordered``."""
-        ...
 
 
 def from_segment(codec: KeyCodec, segment: bytes) -> bytes:

@@ -36,14 +36,12 @@ class ValueCodec(Protocol):
 
         Raises ``SchemaUnavailable`` if it has a schema that is not known yet.
         """
-        ...
 
     def fault(self, stored: bytes) -> str | None:
         """Why bytes that others wrote are not a value of this codec, None if they are.
 
         Raises ``SchemaUnavailable`` if that depends on a schema that is not known yet.
         """
-        ...
 
 
 class JsonValue:
@@ -132,7 +130,6 @@ class Decoders(Protocol):
         Raises ``UnknownSchema`` if the registry has none with this id, and ``SchemaUnavailable`` if that is not
         known, for those who are ``patient`` after a moment.
         """
-        ...
 
 
 class UnknownSchema(ValueError):

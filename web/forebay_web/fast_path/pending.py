@@ -29,19 +29,15 @@ class ClientConnection(Protocol):
     @property
     def tier(self) -> str:
         """Which it is of."""
-        ...
 
     def send_if_next(self, pending: PendingResponse, answer: HttpAnswer) -> bool:
         """Have a slot's answer sent if no earlier one holds it up, and those that it held up; whether it was."""
-        ...
 
     def on_waiting(self, size_bytes: int) -> None:
         """Count an answer of this size that could not be sent yet."""
-        ...
 
     def send_now(self) -> None:
         """Write them."""
-        ...
 
 
 def render(answer: HttpAnswer, lines: bytes = b"") -> bytes:

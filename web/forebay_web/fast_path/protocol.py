@@ -90,11 +90,9 @@ class Handlers(Protocol):
 
     def key(self, template: RequestTemplate) -> KeyHandler:
         """What answers reads of one key in this form: prepared once, and used for all of them."""
-        ...
 
     def batch(self, request: RecognisedBatch, protocol: FastPathProtocol) -> Outcome:
         """Answer a ``batch-get``."""
-        ...
 
 
 class _PreparedRead(NamedTuple):

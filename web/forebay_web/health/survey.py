@@ -136,29 +136,23 @@ class Surveyed(Protocol):
     @property
     def metadata(self) -> StreamsMetadataState:
         """Which worker holds what, as far as is known here."""
-        ...
 
     @property
     def knows_all_replicas(self) -> bool:
         """Whether a partition without a replica here has none anywhere."""
-        ...
 
     @property
     def expected_replicas(self) -> int | None:
         """How many replicas each partition is to have; None if that is not known here."""
-        ...
 
     def replica_states(self, spec: StoreSpec, partition: int) -> list[ReplicaState]:
         """The replicas of a partition that are known here."""
-        ...
 
     def live_workers(self) -> dict[str, bool]:
         """Every worker known here, and whether it answers."""
-        ...
 
     def own_findings(self) -> list[Finding]:
         """What is wrong with the process or its connections, rather than with partitions."""
-        ...
 
 
 class Affected(NamedTuple):

@@ -46,24 +46,19 @@ class Source(Protocol):
     @property
     def selection(self) -> KeySelection:
         """What is followed."""
-        ...
 
     @property
     def partitions(self) -> Sequence[int]:
         """The partitions that are followed, in order."""
-        ...
 
     def tolerance(self) -> Tolerance:
         """The bounds, which may become stricter."""
-        ...
 
     async def page(self, partition: int, cursor: ChangesCursor | None, *, state: bool) -> ChangesPage:
         """The next page of a partition, of its state or of what changed since; raises ``Problem``."""
-        ...
 
     async def poll(self, host: str, request: PagesRequest) -> Mapping[int, ChangesPage | Problem]:
         """What changed at a worker, as soon as there is anything; raises ``OSError`` or ``Problem``."""
-        ...
 
 
 @dataclass
