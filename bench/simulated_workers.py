@@ -17,16 +17,21 @@ import uvloop
 from bench.deployment import STORE, topology
 
 from forebay.lag import Lag
-from forebay.process_identity import IDENTITY_PATH, Identity
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import Generation, HostInfo, StreamsMetadataState, cluster_map
 from forebay.task_ids import TopicPartition
 from forebay.topology_file import load_topology
 from forebay.wire.answer_schemas.members import Role
-from forebay.wire.answer_schemas.replicas import ReplicaRow
-from forebay.wire.answer_schemas.status import Ceiling, MapGeneration, WorkerStatus
+from forebay.wire.answer_schemas.status import (
+    IDENTITY_PATH,
+    Ceiling,
+    Identity,
+    MapGeneration,
+    ReplicaRow,
+    WorkerStatus,
+)
+from forebay.wire.answer_schemas.stores import map_answer, stores_answer
 from forebay.wire.answers import json_body
-from forebay.wire.documents import map_answer, stores_answer
 
 _APPLICATION, _FINGERPRINT = "bench", "f" * 16
 

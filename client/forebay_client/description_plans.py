@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
-from forebay.wire.documents import cluster_map_of
+from forebay.wire.answer_schemas.stores import cluster_map_of
 from forebay_client.exchange import MALFORMED, Exchange, Mismatch, Plan, Request, not_of_a_read
 from forebay_client.results import ReplicaLag, replica_lag_of
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from forebay.wire.answer_schemas.members import Figure, Host, LagFigures, Natural, Role
-from forebay.wire.answer_schemas.replicas import Failure, RestoreSecondsLeft
+from forebay.wire.answer_schemas.status import Failure, RestoreSecondsLeft
 from forebay_console.timeline import TimelineEvent
 from forebay_web.health.findings import Finding
 from forebay_web.health.survey import Condition

@@ -14,13 +14,12 @@ from msgspec.structs import asdict
 from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import NotReady, Problem
 from forebay.lag import Tolerance
-from forebay.process_identity import Identity
 from forebay.routing.candidates import candidates
 from forebay.routing.hedging import HedgeBudget, HedgeDelay
 from forebay.settings import RouterSettings
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
-from forebay.wire.answer_schemas.status import KnownWorker, MapGeneration, RouterProcess, RouterStatus
+from forebay.wire.answer_schemas.status import Identity, KnownWorker, MapGeneration, RouterProcess, RouterStatus
 from forebay.wire.parameters import Prefer, ReadParameters
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.discovery import Discovery

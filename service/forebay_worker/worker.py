@@ -19,7 +19,6 @@ from forebay.clock import boot_ms, epoch_ms, time_text
 from forebay.codecs.values import DECODED_BY_SCHEMA
 from forebay.errors import NotReady, Problem, SettingError
 from forebay.lag import Lag, Tolerance
-from forebay.process_identity import Identity
 from forebay.settings import WorkerSettings
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
@@ -27,8 +26,7 @@ from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay.topology_file import load_topology
 from forebay.unproven import UnprovenRange
-from forebay.wire.answer_schemas.replicas import ReplicaRow
-from forebay.wire.answer_schemas.status import Ceiling, MapGeneration, WorkerStatus
+from forebay.wire.answer_schemas.status import Ceiling, Identity, MapGeneration, ReplicaRow, WorkerStatus
 from forebay_changelog import open_changelog
 from forebay_changelog.kafka.schemas import know_schemas
 from forebay_web.event_streams import EventStreams

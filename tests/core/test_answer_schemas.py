@@ -11,8 +11,7 @@ from forebay.store_spec import StoreSpec
 from forebay.wire.answer_schemas.components import components, reference
 from forebay.wire.answer_schemas.members import LagFigures
 from forebay.wire.answer_schemas.reads import AnsweringReplica, KeyAnswer, list_answer
-from forebay.wire.answer_schemas.replicas import ReplicaRow
-from forebay.wire.answer_schemas.status import Ceiling, StatusReport
+from forebay.wire.answer_schemas.status import Ceiling, ReplicaRow, StatusReport
 from forebay.wire.answer_schemas.stores import HostMetadata, StoreDescription
 from forebay.wire.answers import ReplicaInfo
 from forebay.wire.scans import SCAN_ROUTES

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.process_identity import Identity
+from forebay.wire.answer_schemas.status import Identity
 
 identities = st.builds(
     Identity,

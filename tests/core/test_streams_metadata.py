@@ -19,7 +19,7 @@ from forebay.streams_metadata import (
     cluster_map,
 )
 from forebay.task_ids import TopicPartition
-from forebay.wire.documents import cluster_map_of, map_answer
+from forebay.wire.answer_schemas.stores import cluster_map_of, map_answer
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=100)
 

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from forebay.process_identity import Identity
 from forebay.streams_metadata import HostInfo
+from forebay.wire.answer_schemas.status import Identity
 
 
 def answer(body: bytes, status: bytes = b"200 OK", extra: bytes = b"") -> bytes:

@@ -21,26 +21,23 @@ from forebay.errors import (
     UnknownStore,
 )
 from forebay.event_loop_turns import in_turns
-from forebay.process_identity import IDENTITY_PATH, Identity
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
 from forebay.wire.answer_schemas.components import reference
-from forebay.wire.answer_schemas.replicas import LagsAnswer
+from forebay.wire.answer_schemas.status import IDENTITY_PATH, Identity, LagsAnswer
 from forebay.wire.answer_schemas.stores import (
     KeyMetadataAnswer,
     MapAnswer,
     StoreDescription,
     StoreMetadataAnswer,
     StoresAnswer,
-)
-from forebay.wire.answers import json_answer
-from forebay.wire.documents import (
     key_metadata_answer,
     map_answer,
     store_description,
     store_metadata_answer,
     stores_answer,
 )
+from forebay.wire.answers import json_answer
 from forebay.wire.parameters import partition_parameter, text_parameters
 from forebay_web.application import respond, responses
 from forebay_web.request_guard import sees

@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from forebay.authentication import Authenticator
 from forebay.errors import BadRequest, HostNotAllowed, Problem
 from forebay.grants import Access, GrantedTokens
-from forebay.process_identity import IDENTITY_PATH
 from forebay.store_spec import StoreSpec
+from forebay.wire.answer_schemas.status import IDENTITY_PATH
 from forebay.wire.answers import problem_answer
 from forebay.wire.batches import read_batch_keys
 from forebay.wire.parameters import ReadParameters

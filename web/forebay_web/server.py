@@ -21,8 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay.errors import NotReady, SettingError
 from forebay.listen_addresses import ListenAddress, tcp_addresses
-from forebay.process_identity import IDENTITY_PATH
 from forebay.streams_metadata import HostInfo
+from forebay.wire.answer_schemas.status import IDENTITY_PATH
 from forebay.wire.answers import json_answer, problem_answer
 from forebay_web.application import respond
 from forebay_web.fast_path.protocol import FastPathProtocol, KeyHandler, Outcome, left_to_slow_path, make_protocol

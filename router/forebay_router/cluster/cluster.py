@@ -10,12 +10,11 @@ from forebay.clock import boot_ms
 from forebay.errors import PartitionerMismatch, PartitionerMissing, UnknownStore
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Tolerance
 from forebay.logs import LogThrottle
-from forebay.process_identity import Identity
 from forebay.routing.candidates import Holder
 from forebay.store_spec import StoreSpec, find_partitioner
 from forebay.streams_metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, StreamsMetadataState
 from forebay.task_ids import TopicPartition
-from forebay.wire.answer_schemas.status import StatusReport
+from forebay.wire.answer_schemas.status import Identity, StatusReport
 from forebay_router.cluster.rejected_addresses import RejectedAddresses
 from forebay_router.cluster.worker_view import Held, WorkerView
 from forebay_router.upstream.credentials import log_auth_rejection

@@ -11,13 +11,12 @@ from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.errors import NotReady
-from forebay.process_identity import IDENTITY_PATH, Identity
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import Generation, HostInfo
 from forebay.wire.answer_schemas.members import read_json
-from forebay.wire.answer_schemas.status import StatusReport
+from forebay.wire.answer_schemas.status import IDENTITY_PATH, Identity, StatusReport
+from forebay.wire.answer_schemas.stores import cluster_map_of
 from forebay.wire.answers import HttpAnswer
-from forebay.wire.documents import cluster_map_of
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.polls import PollRefused, PollSchedule, WorkerDocuments
 from forebay_router.cluster.seeds import Seeds

@@ -12,9 +12,8 @@ from msgspec import UNSET
 
 from forebay.clock import boot_ms
 from forebay.lag import UNLIMITED, Lag, Tolerance
-from forebay.process_identity import Identity
 from forebay.streams_metadata import NO_GENERATION, Generation, HostInfo
-from forebay.wire.answer_schemas.status import StatusReport
+from forebay.wire.answer_schemas.status import Identity, StatusReport
 
 _ANSWERS_TO_RECOVER = 64
 _SLOW_READS_TO_SUSPECT = 3

@@ -11,10 +11,10 @@ from typing import Any
 
 from forebay.errors import AnswerTooLarge
 from forebay.networks import Networks
-from forebay.process_identity import IDENTITY_PATH, MAX_IDENTITY_BYTES
 from forebay.request_trace import current
 from forebay.streams_metadata import HostInfo
 from forebay.timeouts import running_timeout
+from forebay.wire.answer_schemas.status import IDENTITY_PATH, MAX_IDENTITY_BYTES
 from forebay.wire.answers import HttpAnswer
 from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed, parse_answer
 from forebay_router.upstream.event_upstream import EventUpstream

@@ -9,14 +9,14 @@ from forebay.errors import NotReady, UnknownStore
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import Generation, HostInfo, StreamsMetadataState, cluster_map
 from forebay.task_ids import TopicPartition
-from forebay.wire.answers import json_answer
-from forebay.wire.documents import (
+from forebay.wire.answer_schemas.stores import (
     cluster_map_of,
     key_metadata_answer,
     map_answer,
     store_metadata_answer,
     stores_answer,
 )
+from forebay.wire.answers import json_answer
 
 SPEC = StoreSpec("tails", "key-value", "int32", "json", "murmur2", "tails-log", 1)
 ONE, TWO = HostInfo("one", 1), HostInfo("two", 2)

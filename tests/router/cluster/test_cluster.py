@@ -2,10 +2,10 @@
 
 from forebay.clock import boot_ms
 from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
-from forebay.process_identity import Identity
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
 from forebay.task_ids import TopicPartition
+from forebay.wire.answer_schemas.status import Identity
 from forebay.wire.answers import ReplicaInfo, replica_info_head
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.worker_view import Report, Restore, WorkerView

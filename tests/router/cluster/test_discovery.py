@@ -12,13 +12,12 @@ import pytest
 from forebay.clock import boot_ms
 from forebay.lag import Lag
 from forebay.networks import Networks
-from forebay.process_identity import Identity
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import ClusterMap, Generation, HostInfo, StreamsMetadata, StreamsMetadataState
 from forebay.task_ids import TopicPartition
-from forebay.wire.answer_schemas.status import RejectedAddress
+from forebay.wire.answer_schemas.status import Identity, RejectedAddress
+from forebay.wire.answer_schemas.stores import map_answer
 from forebay.wire.answers import ReplicaInfo, replica_info_head
-from forebay.wire.documents import map_answer
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.discovery import Discovery
 from forebay_router.cluster.seeds import Seeds

@@ -1,14 +1,87 @@
-"""``GET /v1/status`` of both tiers, and tickets."""
+"""Processes and their replicas: ``/v1/identity``, ``/v1/status`` and ``/v1/lags``, and tickets."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
-from forebay.process_identity import Identity
-from forebay.wire.answer_schemas.members import Figure, Host, Natural
-from forebay.wire.answer_schemas.replicas import ReplicaReport, ReplicaRow
+from forebay.wire.answer_schemas.members import Figure, Host, Natural, Role, read_json
+
+IDENTITY_PATH = "/v1/identity"
+"""A router reads it before it sends anything else to an address."""
+MAX_IDENTITY_BYTES = 4 << 10
+
+Failure: TypeAlias = Annotated[
+    str | UnsetType, Meta(description="Why records cannot be applied, or the log cannot be read.")
+]
+Notices: TypeAlias = Annotated[
+    dict[str, str] | UnsetType,
+    Meta(description="What is wrong with the log or with where keys are, and the remedy, by kind."),
+]
+RestoreSecondsLeft: TypeAlias = Annotated[
+    Figure | UnsetType, Meta(description="At the pace so far; null until that is known.")
+]
+
+
+class Identity(Struct, frozen=True):
+    """A process: its tier and application, the id of its state, and which start of it this is.
+
+    A router's application is None until it has found its workers.
+    """
+
+    tier: Literal["worker", "router"]
+    application_id: str | None
+    process_id: str
+    incarnation: int
+
+    @classmethod
+    def parse(cls, body: bytes) -> Identity:
+        """The identity in a body; raises ``ValueError`` if it is none, or too long for one."""
+        if len(body) > MAX_IDENTITY_BYTES:
+            raise ValueError(f"{len(body)} bytes are more than an identity may take")
+        return read_json(body, cls)
+
+
+class ReplicaReport(Struct, frozen=True):
+    """What routers take from a replica's row, of workers of any version."""
+
+    store: str
+    partition: Natural
+    role: Role
+    record_lag: Figure
+    time_lag_ms: Figure
+    age_ms: Figure
+    failure: Failure = UNSET
+    notices: Notices = UNSET
+    restored_records: Natural | UnsetType = UNSET
+    restore_seconds_left: RestoreSecondsLeft = UNSET
+
+
+class ReplicaRow(ReplicaReport, frozen=True, kw_only=True):
+    """One replica: its worker, its role, and how far it is."""
+
+    task: str
+    host: Host
+    offset: Annotated[Natural, Meta(description="The next offset to apply.")]
+    end_offset: Annotated[
+        Figure, Meta(description="The end of what can be read; on Kafka the last stable offset.")
+    ]
+    high_watermark: Annotated[
+        Figure, Meta(description="The end of all that is written, in open transactions too.")
+    ]
+    open_transaction_records: Annotated[
+        Figure,
+        Meta(description="Offsets from the end to the high watermark, which open transactions hold back."),
+    ]
+    restored: Annotated[bool, Meta(description="Whether an end of the log was ever reached.")]
+    restored_records_per_second: Natural | UnsetType = UNSET
+
+
+class LagsAnswer(Struct, frozen=True):
+    """The replicas known here."""
+
+    lags: list[ReplicaRow]
 
 
 class MapGeneration(Struct, frozen=True):
