@@ -14,7 +14,6 @@ from forebay.codecs.values import DECODED_BY_SCHEMA, TEXT_VALUE_CODECS, VALUE_CO
 from forebay.errors import PartitionerMissing, TopologyError
 from forebay.lag import Tolerance
 from forebay.partitioning import Murmur2Partitioner, StreamPartitioner
-from forebay.spark_state import SparkState
 from forebay.store_kinds import STORE_KINDS, StoreKind
 from forebay.stored_keys import StoredKeys
 
@@ -32,8 +31,37 @@ def _remembered(worked_out: Callable[[bytes, int], int], key: bytes, partitions:
 
 _MAX_AHEAD_MS = 7 * 86_400_000
 _DECODING_COST = 20
+KEEP, DELETE = "keep", "delete"
+"""What becomes of a key that leaves a Spark query's state."""
 _OF_THE_WRITER = "of_the_writer"
 """Marks the fields that no worker needs: a change of them rebuilds nothing."""
+
+
+@dataclass(frozen=True)
+class StateColumn:
+    """A member of the store's values, and the field of Spark's state that it is read from.
+
+    ``path`` is the field's position, or the positions of the structs around it first. With a ``function`` the
+    member is the aggregate whose buffer begins there, else the field as it is.
+    """
+
+    name: str
+    path: tuple[int, ...]
+    function: str | None = None
+
+
+@dataclass(frozen=True)
+class SparkState:
+    """The operator and variable whose state is the store's content.
+
+    ``columns`` is empty where the fields have names of their own. ``on_removal`` says what becomes of a key that
+    leaves the state: ``keep`` or ``delete``, None for the store kind's default.
+    """
+
+    operator: int = 0
+    variable: str | None = None
+    columns: tuple[StateColumn, ...] = ()
+    on_removal: str | None = None
 
 
 @dataclass(frozen=True)

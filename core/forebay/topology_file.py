@@ -12,14 +12,14 @@ from forebay.codecs.keys import KEY_CODECS
 from forebay.codecs.values import SCHEMA_VALUE_CODECS, VALUE_CODECS
 from forebay.errors import TopologyError
 from forebay.file_access import cause
-from forebay.spark_state import SparkState, parse_spark_state
 from forebay.store_kinds import STORE_KINDS, StoreKind
-from forebay.store_spec import StoreSpec, find_partitioner
+from forebay.store_spec import DELETE, KEEP, SparkState, StateColumn, StoreSpec, find_partitioner
 from forebay.toml_tables import (
     NAME,
     NAME_RULE,
     boolean_field,
     choice_field,
+    given_text,
     integer_field,
     name_field,
     refuse_unknown,
@@ -192,7 +192,51 @@ def _spark_state(table: Mapping[str, Any], kind: StoreKind, where: str) -> Spark
             f"{where} has spark_state, which only key-value, window and session stores of JSON values have that "
             "are not external."
         )
-    return parse_spark_state(table["spark_state"], where)
+    return _parse_spark_state(table["spark_state"], f"spark_state of {where}")
+
+
+def _parse_spark_state(table: Any, where: str) -> SparkState:
+    refuse_unknown(table, {"operator", "variable", "fields", "on_removal"}, where)
+    fields = table.get("fields", [])
+    if not isinstance(fields, list):
+        raise TopologyError(f"{where}: fields = {fields!r} is not a list of tables.")
+    columns = tuple(_column(item, f"a field of {where}") for item in fields)
+    names = [column.name for column in columns]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise TopologyError(f"{where} names two fields {twice!r}; give each its own name.")
+    return SparkState(
+        integer_field(table, "operator", where, least=0) if "operator" in table else 0,
+        name_field(table, "variable", where) if "variable" in table else None,
+        columns,
+        choice_field(table, "on_removal", (KEEP, DELETE), KEEP, where) if "on_removal" in table else None,
+    )
+
+
+def _column(table: Mapping[str, Any], where: str) -> StateColumn:
+    refuse_unknown(table, {"name", "position", "function"}, where)
+    name, function = table.get("name"), table.get("function")
+    if not isinstance(name, str) or not name:
+        raise TopologyError(
+            f"{where} needs a 'name', the member of the store's values; {given_text(table, 'name')}."
+        )
+    if function is not None and not isinstance(function, str):
+        raise TopologyError(f"{where}: function = {function!r} is not the name of an aggregate.")
+    return StateColumn(name, _path(table, where), function)
+
+
+def _path(table: Mapping[str, Any], where: str) -> tuple[int, ...]:
+    """The position as an integer, or as text with the positions of the structs around it before: ``"0.2"``."""
+    position = table.get("position")
+    if isinstance(position, int) and not isinstance(position, bool) and position >= 0:
+        return (position,)
+    parts = position.split(".") if isinstance(position, str) else ()
+    if parts and all(part.isascii() and part.isdigit() for part in parts):
+        return tuple(map(int, parts))
+    raise TopologyError(
+        f"{where} needs a 'position' as 'forebay spark describe' shows it, such as 2 or \"0.2\"; "
+        f"{given_text(table, 'position')}."
+    )
 
 
 def _latest_by(table: Mapping[str, Any], kind: StoreKind, where: str) -> str | None:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from forebay.codecs.keys import TOTAL_KEYS
 from forebay.errors import TopologyError
-from forebay.spark_state import DELETE, KEEP, StateColumn
-from forebay.store_spec import StoreSpec
+from forebay.store_spec import DELETE, KEEP, StateColumn, StoreSpec
 from forebay_tap.json_forms import json_form
 from forebay_tap.key_encoder import KeyEncoder
 from forebay_tap.spark_checkpoint.aggregates import value_reader

@@ -1,6 +1,6 @@
 import pytest
 
-from forebay.spark_state import SparkState, StateColumn
+from forebay.store_spec import SparkState, StateColumn
 from forebay.task_ids import TaskId, TopicPartition
 from tests.support.topologies import GOOD, HEAD, STORE, topology
 

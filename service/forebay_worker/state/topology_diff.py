@@ -6,8 +6,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from forebay.spark_state import SparkState
-from forebay.store_spec import StoreSpec
+from forebay.store_spec import SparkState, StoreSpec
 from forebay.topology import Topology
 from forebay_worker.state.relocation_plan import plan_relocation
 from forebay_worker.state.store_origin import difference, store_identity
