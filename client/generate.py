@@ -11,23 +11,17 @@ from pathlib import Path
 import unasync
 
 CLIENT = Path(__file__).parent / "forebay_client"
-SOURCES = {"blocking.py": "asynchronous.py", "driver.py": "async_driver.py"}
-"""What each generated file is made from."""
+SOURCE, GENERATED = CLIENT / "asynchronous.py", CLIENT / "blocking.py"
 _NAMES = {
     "aclose": "close",
     "anext": "next",
     "async_connections": "connections",
-    "async_driver": "driver",
     "asyncio": "time",
 }
 """What is named otherwise in the blocking client, beside ``Async…``. Both ``asyncio`` and ``time`` sleep."""
 _TEXTS = {
     "The asynchronous client, of which ``forebay_client.blocking`` is generated.": (
         "The blocking client, generated from ``forebay_client.asynchronous`` by ``python -m client.generate``."
-    ),
-    "What carries out the plans of an asynchronous client, of which ``forebay_client.driver`` is generated.": (
-        "What carries out the plans of a blocking client, generated from ``forebay_client.async_driver`` by\n"
-        "``python -m client.generate``."
     ),
     " After a cancellation it reconnects.": "",
     "The stream in hand is the parent's.": (
@@ -55,12 +49,12 @@ _TEXTS = {
 """What docstrings say otherwise of the blocking client."""
 
 
-def generated() -> dict[Path, str]:
-    """The text of every generated file; raises ``ValueError`` if a docstring is not there to be replaced."""
-    written = "".join((CLIENT / source).read_text() for source in SOURCES.values())
+def generated() -> str:
+    """The text of the generated file; raises ``ValueError`` if a docstring is not there to be replaced."""
+    written = SOURCE.read_text()
     if gone := [text for text in _TEXTS if text not in written]:
         raise ValueError(f"no docstring says {gone[0]!r} any more: change _TEXTS")
-    return {CLIENT / name: _formatted(_blocking(CLIENT / source)) for name, source in SOURCES.items()}
+    return _formatted(_blocking(SOURCE))
 
 
 def _blocking(source: Path) -> str:
@@ -83,7 +77,7 @@ def _formatted(text: str) -> str:
             "ruff",
             *command.split(),
             "--quiet",
-            f"--stdin-filename={CLIENT / 'blocking.py'}",
+            f"--stdin-filename={GENERATED}",
             "-",
         ]
         text = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout
@@ -91,9 +85,8 @@ def _formatted(text: str) -> str:
 
 
 def main() -> None:
-    """Write the files."""
-    for path, text in generated().items():
-        path.write_text(text)
+    """Write the file."""
+    GENERATED.write_text(generated())
 
 
 if __name__ == "__main__":

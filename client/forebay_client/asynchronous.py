@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+import threading
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 import httpx
@@ -14,11 +16,12 @@ from forebay.errors import Problem
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
 from forebay.wire.parameters import DEFAULT_LIMIT
+from forebay_client import fork_safety
 from forebay_client.async_connections import AsyncConnections, AsyncTurn
-from forebay_client.async_driver import AsyncDriver
 from forebay_client.client_connections import NOT_PARTITION_AWARE, maker
 from forebay_client.description_plans import Descriptions
-from forebay_client.exchange import Exchange
+from forebay_client.exchange import Close, Discard, Exchange, Pause, Plan, Receive, Reply, Step
+from forebay_client.httpx_clients import shut_down
 from forebay_client.key_changes import C, Following
 from forebay_client.lists import Listing
 from forebay_client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
@@ -30,6 +33,63 @@ from forebay_client.server_urls import server_urls, socket_paths
 from forebay_client.store_changes import StoreChange, StoreChangesRequest
 
 T = TypeVar("T")
+
+
+class AsyncDriver:
+    """Takes the steps of plans, one after the other."""
+
+    def __init__(self, connections: AsyncConnections) -> None:
+        self.connections = connections
+        self._lock = threading.Lock()
+        self._following: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Changes, which the client's closing ends."""
+        fork_safety.renew_on_fork(self)
+
+    def on_fork(self) -> None:
+        """A thread of the parent may hold the lock."""
+        self._lock = threading.Lock()
+
+    async def run(self, plan: Plan[T]) -> T:
+        """The plan's result; raises what the plan raises."""
+        reply: Reply = None
+        while True:
+            try:
+                step = plan.send(reply)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            try:
+                reply = await self._take(step)
+            except httpx.RequestError as error:
+                reply = error
+
+    async def _take(self, step: Step) -> Reply:
+        match step:
+            case Pause(seconds):
+                await asyncio.sleep(seconds)
+                return None
+            case Receive(opened):
+                return await self.connections.receive(opened)
+            case Close(opened):
+                await self.connections.end(opened)
+                return None
+            case Discard(response):
+                shut_down(response)
+                return None
+        return await self.connections.send(step)
+
+    def follow(self, changes: Any) -> None:
+        """Have the client's closing end what follows keys."""
+        with self._lock:
+            self._following.add(changes)
+
+    async def aclose(self) -> None:
+        """End what follows keys, then close the connections."""
+        with self._lock:
+            following = list(self._following)
+        for changes in following:
+            await changes.aclose()
+        await self.connections.aclose()
 
 
 class AsyncItems(Listing[T], AsyncIterator[T]):
@@ -85,9 +145,7 @@ class AsyncChanges(Following[C], AsyncIterator[C]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
 
 
@@ -343,9 +401,7 @@ class AsyncClient(AsyncReader):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ssl
+import threading
+import time
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 import httpx
@@ -14,11 +16,12 @@ from forebay.errors import Problem
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
 from forebay.wire.parameters import DEFAULT_LIMIT
+from forebay_client import fork_safety
 from forebay_client.client_connections import NOT_PARTITION_AWARE, maker
 from forebay_client.connections import Connections, Turn
 from forebay_client.description_plans import Descriptions
-from forebay_client.driver import Driver
-from forebay_client.exchange import Exchange
+from forebay_client.exchange import Close, Discard, Exchange, Pause, Plan, Receive, Reply, Step
+from forebay_client.httpx_clients import shut_down
 from forebay_client.key_changes import C, Following
 from forebay_client.lists import Listing
 from forebay_client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
@@ -30,6 +33,63 @@ from forebay_client.server_urls import server_urls, socket_paths
 from forebay_client.store_changes import StoreChange, StoreChangesRequest
 
 T = TypeVar("T")
+
+
+class Driver:
+    """Takes the steps of plans, one after the other."""
+
+    def __init__(self, connections: Connections) -> None:
+        self.connections = connections
+        self._lock = threading.Lock()
+        self._following: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Changes, which the client's closing ends."""
+        fork_safety.renew_on_fork(self)
+
+    def on_fork(self) -> None:
+        """A thread of the parent may hold the lock."""
+        self._lock = threading.Lock()
+
+    def run(self, plan: Plan[T]) -> T:
+        """The plan's result; raises what the plan raises."""
+        reply: Reply = None
+        while True:
+            try:
+                step = plan.send(reply)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            try:
+                reply = self._take(step)
+            except httpx.RequestError as error:
+                reply = error
+
+    def _take(self, step: Step) -> Reply:
+        match step:
+            case Pause(seconds):
+                time.sleep(seconds)
+                return None
+            case Receive(opened):
+                return self.connections.receive(opened)
+            case Close(opened):
+                self.connections.end(opened)
+                return None
+            case Discard(response):
+                shut_down(response)
+                return None
+        return self.connections.send(step)
+
+    def follow(self, changes: Any) -> None:
+        """Have the client's closing end what follows keys."""
+        with self._lock:
+            self._following.add(changes)
+
+    def close(self) -> None:
+        """End what follows keys, then close the connections."""
+        with self._lock:
+            following = list(self._following)
+        for changes in following:
+            changes.close()
+        self.connections.close()
 
 
 class Items(Listing[T], Iterator[T]):
@@ -83,9 +143,7 @@ class Changes(Following[C], Iterator[C]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
@@ -347,9 +405,7 @@ class Client(Reader):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
