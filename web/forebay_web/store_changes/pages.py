@@ -109,7 +109,7 @@ def _members(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, separators=(",", ":"))[1:-1].encode()
 
 
-class _Body(Struct):
+class _PollBody(Struct):
     """A request's body, which is JSON as all bodies are."""
 
     changes: bytes
@@ -136,13 +136,13 @@ class PagesRequest:
     def encode(self) -> bytes:
         """The body of the request."""
         packed = list(self.cursors.items()), self.state, self.wait_ms, self.max_bytes
-        return msgspec.json.encode(_Body(msgspec.msgpack.encode(packed)))
+        return msgspec.json.encode(_PollBody(msgspec.msgpack.encode(packed)))
 
     @classmethod
     def decode(cls, body: bytes, partitions: int) -> PagesRequest:
         """The request in a body; raises ``BadRequest``."""
         try:
-            packed = msgspec.json.decode(body, type=_Body).changes
+            packed = msgspec.json.decode(body, type=_PollBody).changes
             cursors, state, wait_ms, max_bytes = _decode_request(packed)
         except (ValueError, RecursionError):
             raise _not_of_a_router() from None
