@@ -23,11 +23,10 @@ from forebay_client.description_plans import Descriptions
 from forebay_client.exchange import Close, Discard, Exchange, Pause, Plan, Receive, Reply, Step
 from forebay_client.httpx_clients import shut_down
 from forebay_client.key_changes import C, Following
-from forebay_client.lists import Listing
 from forebay_client.options import ALL_KEYS, DEFAULT_TIMEOUT_MS, ReadOptions, Time
 from forebay_client.positions import Positions
 from forebay_client.proxies import proxies_of
-from forebay_client.read_plans import ChangesRequest, ClientReads, ListRequest, RecordAge
+from forebay_client.read_plans import ChangesRequest, ClientReads, Listing, ListRequest, RecordAge
 from forebay_client.results import Answer, Change, Entry, ReplicaLag, SessionWindow, Version, Window
 from forebay_client.server_urls import server_urls, socket_paths
 from forebay_client.store_changes import StoreChange, StoreChangesRequest

@@ -18,8 +18,8 @@ from forebay.bearer_tokens import token_headers
 from forebay.cli import FILE
 from forebay.errors import Forbidden, ForebayError, NotReady, Unauthenticated
 from forebay.file_access import cause
+from forebay_client.exchange import problem_of_response
 from forebay_client.httpx_clients import NoCookies, client_options, extensions
-from forebay_client.problems import problem_of_response
 from forebay_client.proxies import Proxy, proxy_of
 from forebay_client.server_urls import http_url, server_urls, socket_paths
 

@@ -5,6 +5,7 @@ It does no I/O: a plan is a generator that yields steps, and a blocking or an as
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
@@ -15,11 +16,10 @@ import httpx
 
 from forebay.errors import AnswerMismatch, DeadlineExceeded, NoReplica, Problem
 from forebay.listen_addresses import is_unix
-from forebay.wire.answers import OF_THE_SERVER
+from forebay.wire.answers import OF_THE_SERVER, problem_of
 from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient
 from forebay.wire.server_sent_events import EVENTS_MEDIA_TYPE
 from forebay_client.options import query_string
-from forebay_client.problems import problem_of_response
 from forebay_client.proxies import Proxy
 from forebay_client.results import parse_document
 from forebay_client.server_urls import http_url, server_urls
@@ -360,3 +360,29 @@ def not_of_a_read() -> Problem:
 def in_vain(what: str, attempts: Sequence[Mapping[str, Any]]) -> str:
     """A message about attempts none of which had an answer."""
     return f"{what}, the last: {attempts[-1]['outcome']}" if attempts else f"{what}."
+
+
+def problem_of_response(response: httpx.Response, via: str = "") -> Problem:
+    """The exception for a failed response; the message points out one without a problem document, as from a proxy.
+
+    ``via`` is added there, such as ``", through the proxy http://127.0.0.1:3128 of HTTP_PROXY"``.
+    """
+    retry_after = response.headers.get("retry-after", "")
+    retry_after_s = int(retry_after) if retry_after.isdecimal() else None
+    try:
+        document = json.loads(response.content)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or "type" not in document:
+        status_line = f"{response.status_code} {response.reason_phrase}"
+        document = {
+            "type": "about:blank",
+            "title": response.reason_phrase,
+            "status": response.status_code,
+            "detail": f"{response.url} answered {status_line} without a problem document{via}: "
+            "that server is neither a router nor a worker.",
+        }
+    problem = problem_of(document, retry_after_s)
+    # Also for an unknown type.
+    problem.status = response.status_code
+    return problem

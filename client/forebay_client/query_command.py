@@ -28,7 +28,7 @@ from forebay.store_kinds import STORE_KINDS
 from forebay.store_spec import StoreSpec
 from forebay.wire.scans import posted_cursor
 from forebay_client.command_target import Server, server_options
-from forebay_client.problems import problem_of_response
+from forebay_client.exchange import problem_of_response
 from forebay_client.read_plans import REWRITTEN
 
 _OF_KEYS = tuple(kind for kind in STORE_KINDS.values() if kind.lists_each_key)

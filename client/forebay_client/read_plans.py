@@ -1,7 +1,11 @@
-"""The plans of all reads: which requests in which order, and how answers are interpreted. No I/O is done here."""
+"""The plans of all reads, and the lists that they read page by page. No I/O is done here.
+
+A plan says which requests are sent in which order, and how answers are interpreted.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,9 +13,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from forebay.codecs.keys import to_segment
 from forebay.errors import BadKey, PartitionerMissing, Problem, UnknownKey
+from forebay.lag import UNKNOWN_LAG, Lag
 from forebay.position import later_position
 from forebay.store_kinds import STORE_KINDS, StoreKind
 from forebay.store_spec import StoreSpec
+from forebay.unproven import UnprovenRange
 from forebay.wire.answers import ReplicaInfo
 from forebay.wire.scans import posted_cursor
 from forebay_client.exchange import (
@@ -337,3 +343,62 @@ def _understood(read: Callable[[dict[str, Any]], T], document: dict[str, Any]) -
         return read(document)
     except MALFORMED:
         raise not_of_a_read() from None
+
+
+_NO_PAGE: Page[Any] = Page((), None, UNKNOWN_LAG, (), (), complete=False)
+
+
+class Listing(Generic[T]):
+    """A list that is read page by page, as its items are consumed.
+
+    ``lag`` and ``partitions`` describe the newest page. An entry present throughout is returned exactly once, but
+    the pages are not a snapshot. After an error, the failed page is requested again.
+    """
+
+    def __init__(self, reads: ClientReads, wanted: ListRequest[T], limit: int | None, page_size: int) -> None:
+        self._reads = reads
+        self._request = wanted
+        self._left = limit
+        self._page_size = page_size
+        self._in_hand: deque[T] = deque()
+        self._over = limit == 0
+        self._page: Page[T] = _NO_PAGE
+
+    @property
+    def lag(self) -> Lag:
+        """Figure by figure the worst of the partitions; unknown before the first page."""
+        return self._page.lag
+
+    @property
+    def partitions(self) -> tuple[ReplicaInfo, ...]:
+        """Which replica answered for each partition, and how far it was."""
+        return self._page.partitions
+
+    @property
+    def complete(self) -> bool:
+        """Whether no partition is missing and nothing unproven; False before the first page."""
+        return self._page.complete
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The partitions left out, if ``allow_partial`` was requested."""
+        return self._page.missing
+
+    @property
+    def unproven(self) -> tuple[UnprovenRange, ...]:
+        """The ends of windows or sessions that may be missing; see ``Page``."""
+        return self._page.unproven
+
+    @property
+    def skipped_old(self) -> int:
+        """How many entries ``skip_old`` has left out of the newest page."""
+        return self._page.skipped_old
+
+    def _next_page(self) -> Plan[None]:
+        limit = self._page_size if self._left is None else min(self._left, self._page_size)
+        page = yield from self._reads.page(self._request, self._page.cursor, limit)
+        self._page = page
+        self._in_hand.extend(page.items)
+        if self._left is not None:
+            self._left -= len(page.items)
+        self._over = page.cursor is None or self._left == 0
