@@ -251,7 +251,7 @@ async def _key(
     peer = router.limits.peers.of(request.scope)
     work = read_key(router, store, segment, path, query, parameters, peer)
     # Only a read that may wait is worth a second task.
-    answer = await (for_client(request, work) if parameters.wait_ms else work)
+    answer = await (for_client(request.receive, work) if parameters.wait_ms else work)
     metrics.count_answer(route.path, store, answer)
     return respond(answer)
 
@@ -272,7 +272,7 @@ async def _list(
         parameters = continued(parameters, await cursor_of_body(request, memory))
         try:
             begun = Gather.begin(router, route.scan, store, segment, path, query, parameters, memory)
-            gather = await for_client(request, begun)
+            gather = await for_client(request.receive, begun)
             admission.callback(gather.drop)
             body = gather.body()
             first = await anext(body)
@@ -331,7 +331,7 @@ def _batch_endpoint(router: Router, metrics: RouterMetrics) -> Callable[[Request
             try:
                 body = await body_of(request, MAX_BODY_BYTES, memory)
                 batch = batch_get(router, metrics, store, query, body, peer, memory, access_of(request.scope))
-                return HeldResponse(respond(await for_client(request, batch)), held.pop_all())
+                return HeldResponse(respond(await for_client(request.receive, batch)), held.pop_all())
             except Problem as problem:
                 metrics.count(BATCH_ROUTE.path, problem.status, store, problem.name)
                 return respond(problem_answer(problem))

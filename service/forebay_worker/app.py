@@ -187,7 +187,7 @@ def _endpoint(worker: Worker, route: ReadRoute, metrics: WorkerMetrics) -> Calla
             answer: HttpAnswer | LargeAnswer
             try:
                 cursor = await cursor_of_body(request, memory)
-                answer = await for_client(request, _answer(worker, route, request, known, peer, cursor))
+                answer = await for_client(request.receive, _answer(worker, route, request, known, peer, cursor))
                 if isinstance(answer, LargeAnswer):
                     # It is not with the connection, which counts what it has, until the client reads it.
                     memory.take(answer.size_bytes)
@@ -281,7 +281,9 @@ def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request
                 parameters = parse_parameters(query, BATCH_ROUTE.parameters | WORKER_PARAMETERS)
                 body = await body_of(request, MAX_BODY_BYTES, memory)
                 answer: HttpAnswer | LargeAnswer
-                answer = await for_client(request, _batch_answer(worker, request, body, parameters, peer, memory))
+                answer = await for_client(
+                    request.receive, _batch_answer(worker, request, body, parameters, peer, memory)
+                )
                 memory.adjust(len(body) + answer.size_bytes - memory.amount)
             except Problem as problem:
                 answer = problem_answer(problem)

@@ -102,7 +102,7 @@ def _pages_endpoint(worker: Worker, metrics: WorkerMetrics, changes: StoreChange
                 wanted = PagesRequest.decode(body, selection.spec.partitions)
                 limit = worker.limits.waiting if wanted.wait_ms else worker.limits.requests
                 with limit.held_by(peer, 1):
-                    answer = await for_client(request, _pages(changes, selection, parameters, wanted))
+                    answer = await for_client(request.receive, _pages(changes, selection, parameters, wanted))
             except Problem as problem:
                 answer = problem_answer(problem)
         metrics.count(STORE_CHANGES_ROUTE.path, answer.status)

@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator
 
 from starlette.types import Receive, Scope, Send
 
-from forebay.errors import BadRequest, NotReady, Problem
+from forebay.errors import NotReady, Problem
 from forebay.wire.server_sent_events import COMMENT, EVENTS_MEDIA_TYPE, EncodedEvents, Event
 from forebay_web.limits import Held, Limit, Peer
 from forebay_web.request_guard import later_refusal
-from forebay_web.streamed_response import StreamedResponse, left
+from forebay_web.streamed_response import StreamedResponse, for_client
 
 RETRY_MS = 1_000
 """When a client reconnects to a stream that ended."""
@@ -51,12 +51,13 @@ class EventStreams:
     async def open(self, events: Events, receive: Receive, peer: Peer) -> EventStream:
         """The response that streams events; raises ``Overloaded``, or what comes instead of the first event.
 
-        ``receive`` shows when the client is gone: one that waits for a first event must not keep a place for long.
+        Raises ``ClientDisconnect`` if ``receive`` shows that the client is gone: one that waits for a first event
+        must not keep a place for long.
         """
         held = self._limit.held_by(peer, 1)
         self._loop = asyncio.get_running_loop()
         try:
-            first = None if self._ending else await _first(events, receive)
+            first = None if self._ending else await for_client(receive, anext(events))
         except BaseException:
             held.release()
             raise
@@ -110,23 +111,6 @@ class EventStreams:
         except TimeoutError:
             if not end.expired():
                 raise
-
-
-async def _first(events: Events, receive: Receive) -> Event | EncodedEvents | None:
-    """The first event, or what is raised instead of it; raises ``BadRequest`` if the client leaves before."""
-    coming, leaving = asyncio.ensure_future(anext(events)), asyncio.ensure_future(left(receive))
-    try:
-        await asyncio.wait({coming, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if coming.done():
-            return coming.result()
-        # The client has left.
-        raise BadRequest("The connection was closed before the first event.")
-    finally:
-        for task in (coming, leaving):
-            task.cancel()
-        await asyncio.gather(coming, leaving, return_exceptions=True)
-        # A refusal refers to this frame: if this referred to it, all it holds would stay until a collection.
-        del coming, leaving, task
 
 
 def _encoded(event: Event | EncodedEvents | None) -> bytes:

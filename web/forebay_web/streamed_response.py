@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi.responses import StreamingResponse
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from forebay_web.follower_wakeups import follower_turns
@@ -22,9 +22,9 @@ async def left(receive: Receive) -> None:
         pass
 
 
-async def for_client(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+async def for_client(receive: Receive, work: Awaitable[_T]) -> _T:
     """The outcome of some work for a request; raises ``ClientDisconnect`` as soon as its client has left."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left(request.receive))
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
