@@ -74,7 +74,6 @@ class AsyncConnections(ClientConnections):
         return await anext(opened.pieces, b"") if _is_here(opened) else b""
 
     async def end(self, opened: Opened) -> None:
-        """Close a stream."""
         connections = opened.connections
         assert isinstance(connections, LoopConnections)
         if _is_here(opened):
@@ -86,7 +85,6 @@ class AsyncConnections(ClientConnections):
         """Does nothing: to close a stream ends the wait of other tasks."""
 
     async def aclose(self) -> None:
-        """Close the connections, and end what was left."""
         with self._lock:
             loops, self._loops = self._loops, {}
             self._unusable = CLOSED
@@ -134,7 +132,6 @@ class LoopConnections:
             raise
 
     async def aclose(self) -> None:
-        """Close the connections, and end what was left."""
         await self._end.aclose()
         for left in self._left:
             left.cancel()

@@ -65,7 +65,6 @@ class Connections(ClientConnections):
         return piece
 
     def end(self, opened: Opened) -> None:
-        """Close a stream."""
         opened.response.close()
 
     def interrupt(self, opened: Opened) -> None:
@@ -73,7 +72,6 @@ class Connections(ClientConnections):
         shut_down(opened.response)
 
     def close(self) -> None:
-        """Close the connections."""
         with self._lock:
             http, self._http = self._http, None
             self._unusable = CLOSED

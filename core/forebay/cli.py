@@ -32,12 +32,10 @@ class Commands(click.Group):
     """The core's commands, and those of installed tiers."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command's name."""
         brought = [entry_point.name for entry_point in entry_points(group=COMMANDS_ENTRY_POINTS)]
         return sorted({*super().list_commands(ctx), *brought})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """A command by name, loaded on demand."""
         for entry_point in entry_points(group=COMMANDS_ENTRY_POINTS, name=cmd_name):
             try:
                 command: click.Command = entry_point.load()

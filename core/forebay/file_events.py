@@ -55,5 +55,4 @@ class FileEvents:
         return int(self._inotify.fileno())
 
     def close(self) -> None:
-        """Stop watching."""
         self._inotify.close()

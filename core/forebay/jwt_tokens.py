@@ -78,7 +78,6 @@ class IssuerKeys:
             self._wanted.set()
 
     def close(self) -> None:
-        """Fetch no more."""
         self._closed = True
         self._wanted.set()
 
@@ -161,7 +160,6 @@ class JwtTokens(BearerTokens):
         return found
 
     def close(self) -> None:
-        """Follow the issuer's keys no more."""
         self._keys.close()
 
     def is_accepted(self, holder: TokenHolder, now_epoch_ms: float) -> bool:

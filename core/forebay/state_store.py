@@ -72,7 +72,6 @@ class CommittedOffset(NamedTuple):
 
     @property
     def unproven_by_any(self) -> UnprovenRanges:
-        """The unproven ranges of all writers."""
         return united(chain.from_iterable(self.unproven.values()))
 
     @property

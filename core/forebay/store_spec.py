@@ -125,12 +125,10 @@ class StoreSpec:
 
     @cached_property
     def key_codec(self) -> KeyCodec:
-        """The codec named by ``key``."""
         return KEY_CODECS[self.key]
 
     @cached_property
     def value_codec(self) -> ValueCodec:
-        """The codec named by ``value``."""
         return VALUE_CODECS[self.value]
 
     @cached_property
@@ -167,7 +165,6 @@ class StoreSpec:
 
     @cached_property
     def stored_keys(self) -> StoredKeys:
-        """The layout of the store's keys."""
         return StoredKeys(self.store_kind, self.key_codec)
 
     @cached_property

@@ -116,7 +116,6 @@ class StoredKeys:
         return LogicalKey(self.codec.plain(ordered), tuple(time - _SIGN for time in times))
 
     def plains(self, stored: list[bytes]) -> list[bytes]:
-        """The plain bytes of each stored key."""
         size, plain = TIME_SIZE * self.times, self.codec.plain
         if self.codec.fixed_size is not None:
             return [plain(key[1 : len(key) - size]) for key in stored]

@@ -140,7 +140,6 @@ class ClusterMap:
 
     @cached_property
     def process_ids(self) -> Mapping[HostInfo, frozenset[str]]:
-        """The processes that the group knows at each host."""
         return {metadata.host: metadata.process_ids for metadata in self.hosts}
 
 

@@ -45,5 +45,4 @@ class _Slices:
             self._limit.reschedule(self._loop.time())
 
     def cancel(self) -> None:
-        """Count no further."""
         self._timer.cancel()

@@ -52,7 +52,6 @@ class Topology:
 
     @cached_property
     def tasks(self) -> tuple[TaskId, ...]:
-        """Every task, in order."""
         return tuple(TaskId(sub.ordinal, p) for sub in self.subtopologies for p in range(sub.partitions))
 
     def is_global(self, task: TaskId) -> bool:

@@ -253,7 +253,6 @@ class HeldResponse(Response):
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, and release what it held."""
         with self._held:
             await self._response(scope, receive, send)
 

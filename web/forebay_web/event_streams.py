@@ -45,7 +45,6 @@ class EventStreams:
 
     @property
     def count(self) -> int:
-        """How many are open."""
         return self._limit.used
 
     async def open(self, events: Events, receive: Receive, peer: Peer) -> EventStream:
@@ -143,7 +142,6 @@ class EventStream(StreamedResponse):
             self._held.release()
 
     async def stream_response(self, send: Send) -> None:
-        """Send the head, the events and the end."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         first, self._first = self._first, None
         sending = self._streams.send(first, self._events, self._scope, send)

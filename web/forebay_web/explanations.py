@@ -125,7 +125,6 @@ class _WithExplanation:
         self._last = b""
 
     async def send(self, message: Message) -> None:
-        """Send a message of the application's."""
         if message["type"] == "http.response.start":
             self._start = message
             return

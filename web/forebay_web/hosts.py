@@ -29,7 +29,6 @@ class AllowedHosts:
         self._is_known = remembered(self._allows, _MAX_REMEMBERED, _MAX_REMEMBERED_BYTES)
 
     def allows(self, host: bytes) -> bool:
-        """Whether a request may have this host."""
         return self.any or self._is_known(host)
 
     def _allows(self, host: bytes) -> bool:

@@ -44,7 +44,6 @@ class LargeAnswer(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The length of the body."""
         return sum(map(len, self.parts))
 
 
@@ -84,7 +83,6 @@ class LargeResponse(Response):
         self.raw_headers = [*header_lines(answer.head), (b"content-length", b"%d" % answer.size_bytes)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send_in_pieces(self._parts, send)
 

@@ -55,7 +55,6 @@ class Peers:
         self._known: WeakValueDictionary[bytes | str, Peer] = WeakValueDictionary()
 
     def named(self, name: bytes | str) -> Peer:
-        """The peer with this authorization or address."""
         found = self._known.get(name)
         if found is None:
             found = self._known[name] = Peer(name)

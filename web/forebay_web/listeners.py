@@ -175,7 +175,6 @@ class TlsListener:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Return once these are closed."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _accept(self) -> None:

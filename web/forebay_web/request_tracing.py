@@ -35,7 +35,6 @@ class _StatedProblems:
         self._start: Message | None = None
 
     async def send(self, message: Message) -> None:
-        """Send a message of the application's."""
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message["headers"], *header_lines(self._trace.head(self._tier))]}
             if message["status"] >= 400:

@@ -232,7 +232,6 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Handle the signals while serving."""
         for relay in self._relays:
             signal.signal(relay, lambda sig, frame: self.handle_exit(self._relays[signal.Signals(sig)], frame))
         with super().capture_signals():

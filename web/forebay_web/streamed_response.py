@@ -48,7 +48,6 @@ class StreamedResponse(StreamingResponse):
     _is_sending = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the head, the pieces and the end."""
         leaving = asyncio.ensure_future(left(receive))
         try:
             async with asyncio.timeout(None) as end:

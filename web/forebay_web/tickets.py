@@ -76,7 +76,6 @@ class Ticket:
     until_ms: int | None = None
 
     def opens(self, method: str, path: str) -> bool:
-        """Whether it is for this request."""
         stream = followed(path)
         return (
             stream is not None

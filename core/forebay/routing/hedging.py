@@ -20,7 +20,6 @@ class HedgeDelay:
         self._estimate_ms = _START_DELAY_MS
 
     def observe(self, elapsed_ms: float) -> None:
-        """Take an answer's time into account."""
         estimate = self._estimate_ms
         estimate *= _RISE if elapsed_ms > estimate else _FALL
         self._estimate_ms = min(max(estimate, _MIN_DELAY_MS / 2), MAX_DELAY_MS / 2)
@@ -42,7 +41,6 @@ class HedgeBudget:
 
     @property
     def left(self) -> int:
-        """How many hedges are allowed now."""
         return int(self._tokens)
 
     def earn(self, now_ms: float, requests: int = 1) -> None:

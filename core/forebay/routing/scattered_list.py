@@ -63,7 +63,6 @@ class PartitionPages:
         return {**self.page.source, "lag": self.lag_at(now_boot_ms).document()}
 
     def lag_at(self, now_boot_ms: float) -> Lag:
-        """Its present lag."""
         assert self.lag is not None
         return self.lag.aged(now_boot_ms - self.as_of_boot_ms)
 

@@ -33,7 +33,6 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """The command-line flag."""
         return "--" + self.name.replace("_", "-")
 
     @property
@@ -45,7 +44,6 @@ class Setting:
 
     @property
     def environment(self) -> str:
-        """The environment variable's name."""
         return ENVIRONMENT_PREFIX + self.name.upper()
 
 

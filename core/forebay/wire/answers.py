@@ -51,7 +51,6 @@ class HttpAnswer(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The length of the body."""
         return len(self.body)
 
     def headers(self) -> list[tuple[bytes, bytes]]:

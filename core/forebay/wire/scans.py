@@ -44,12 +44,10 @@ class ScanRoute(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The route's path."""
         return "/v1/stores/{store}/" + ("keys/{key}/" if self.keyed else "") + self.items
 
     @property
     def store_kind(self) -> StoreKind:
-        """The store kind it reads."""
         return STORE_KINDS[self.kind]
 
 
@@ -237,7 +235,6 @@ class Cursor:
         return None if self.at is None else decode_position(self.at)
 
     def encode(self) -> str:
-        """The opaque cursor."""
         # Packed: it contains a key, and may have to fit into a URL.
         raw = msgspec.msgpack.encode((self.digest, self.last, self.at, self.missing))
         return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()

@@ -24,7 +24,6 @@ class Event(NamedTuple):
     id: str | None = None
 
     def encode(self) -> bytes:
-        """The event's bytes."""
         return self.fields() + b"\n"
 
     def fields(self) -> bytes:
@@ -41,7 +40,6 @@ class EncodedEvents(NamedTuple):
     body: bytes
 
     def encode(self) -> bytes:
-        """The events' bytes."""
         return self.body
 
 

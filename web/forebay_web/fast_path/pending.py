@@ -118,7 +118,6 @@ class PendingResponse:
         return self.rendered(answer)
 
     def rendered(self, answer: HttpAnswer) -> bytes:
-        """The bytes of its answer."""
         stated = answer if self.trace is None else self.trace.stated(answer, self._connection.tier)
         return render(stated, self.lines)
 

@@ -400,7 +400,6 @@ class FastPathProtocol(SlowPathProtocol):
             self._max_pending = min(_MAX_PENDING, 2 * self._max_pending)
 
     def resume_writing(self) -> None:
-        """The peer has read what waited for it."""
         super().resume_writing()
         self._unread_bytes = 0
         self._count_held()
@@ -408,7 +407,6 @@ class FastPathProtocol(SlowPathProtocol):
             self._send_filled()
 
     def shutdown(self) -> None:
-        """Close once every answer is sent."""
         self.send_now()
         if self._pending:
             self._ended = True

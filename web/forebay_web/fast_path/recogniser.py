@@ -78,7 +78,6 @@ class RecognisedBatch(NamedTuple):
     trace: RequestTrace | None = None
 
     def target(self) -> tuple[str, str]:
-        """Its method and path."""
         return "POST", f"/v1/stores/{self.template.store}/batch-get"
 
 

@@ -203,7 +203,6 @@ class SlowPathProtocol(HttpToolsProtocol):
         self._slow_peer.begin()
 
     def resume_writing(self) -> None:
-        """The peer has read what waited for it."""
         super().resume_writing()
         if not self.transport.is_closing():
             self._slow_peer.end()
@@ -214,7 +213,6 @@ class SlowPathProtocol(HttpToolsProtocol):
         context_of(None).run(super()._start_asgi_task, cycle, app)
 
     def on_response_complete(self) -> None:
-        """The framework has answered a request."""
         super().on_response_complete()
         if self.pipeline:
             self._hold_back(len(self._unparsed))
@@ -225,7 +223,6 @@ class SlowPathProtocol(HttpToolsProtocol):
         self._watch_close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing more is sent."""
         self._slow_peer.end()
         self._end_patience()
         self._unparsed = memoryview(b"")
@@ -297,7 +294,6 @@ class SlowPathProtocol(HttpToolsProtocol):
         self.headers = []
 
     def on_message_complete(self) -> None:
-        """The parser has read a complete request."""
         self._in_message = False
         self._end_patience()
         super().on_message_complete()
@@ -334,7 +330,6 @@ class SlowPathProtocol(HttpToolsProtocol):
         return running is not None and not running.response_complete and whole
 
     def shutdown(self) -> None:
-        """Close once every answer is sent."""
         if self._in_message:
             # The rest of a request may never arrive.
             self._close()

@@ -235,7 +235,6 @@ class Survey:
         self.newest = Surveys()
 
     async def run(self) -> None:
-        """Survey again and again."""
         while True:
             took_ms = 0.0
             steps = self.steps()

@@ -134,7 +134,6 @@ class _Member:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
         return self._process.poll() is None
 
     def replace_if_dead(self) -> None:
@@ -185,10 +184,8 @@ class _Member:
         return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
     def send(self, sig: signal.Signals) -> None:
-        """Send it a signal, unless it has ended."""
         self._process.send_signal(sig)
 
     def kill(self) -> None:
-        """End it at once."""
         self._process.kill()
         self._process.wait()

@@ -112,7 +112,6 @@ class ProcessGroup:
         return NotReady(f"Not ready: {missing} of the {self._tier}'s {processes} processes.", retry_after_s=1)
 
     async def metrics(self) -> list[Metric]:
-        """The metrics of all processes together."""
         return await self._metrics.together()
 
     def store_counts(self) -> dict[str, StoreCounts]:

@@ -25,12 +25,10 @@ class ProcessSlot:
 
     @property
     def is_single(self) -> bool:
-        """Whether there is no other."""
         return self.processes == 1
 
     @property
     def others(self) -> list[int]:
-        """The numbers of the other slots."""
         return [number for number in range(self.processes) if number != self.number]
 
     def report_of(self, number: int) -> Path:

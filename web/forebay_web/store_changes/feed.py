@@ -117,11 +117,9 @@ class ChangesFeed:
         return page
 
     def lag_at(self, now_boot_ms: float) -> Lag:
-        """The worst lag of all polled partitions."""
         return worst_lag([fed.page.lag_at(now_boot_ms) for fed in self.partitions.values()])
 
     def close(self) -> None:
-        """End all polls."""
         for task in [*self._polls.values(), *self._recoveries.values()]:
             task.cancel()
 

@@ -185,7 +185,6 @@ class StoreFollower:
             self._take(feed, partition, page)
 
     def close(self) -> None:
-        """End what is being read."""
         if self._reading is not None:
             self._reading[1].cancel()
 

@@ -56,12 +56,10 @@ class ChangesPage:
 
     @property
     def partition(self) -> int:
-        """The partition."""
         return int(self.source["partition"])
 
     @property
     def host(self) -> str:
-        """The worker that read it."""
         return str(self.source["host"])
 
     @property
@@ -90,7 +88,6 @@ class ChangesPage:
                 yield Event(name, head + b",".join(items) + tail).fields()
 
     def encode(self) -> bytes:
-        """The page as MessagePack."""
         packed = self.cursor, self.source, self.items, self.gone, self.more, self.reset
         return msgspec.msgpack.encode(packed)
 
@@ -134,7 +131,6 @@ class PagesRequest:
     max_bytes: int = MAX_POLL_BYTES
 
     def encode(self) -> bytes:
-        """The body of the request."""
         packed = list(self.cursors.items()), self.state, self.wait_ms, self.max_bytes
         return msgspec.json.encode(_PollBody(msgspec.msgpack.encode(packed)))
 

@@ -30,7 +30,6 @@ class KeySelection:
 
     @property
     def spec(self) -> StoreSpec:
-        """The store."""
         return self.scan.spec
 
     @property
