@@ -84,9 +84,9 @@ class Following(Generic[C]):
         """The change in an event, or how the event belongs to another stream."""
         try:
             if isinstance(self._request, StoreChangesRequest):
-                found = self._request.change_of(event, decimals=self._reads.decimals)
+                found = self._request.change_of(event, decimals=self._reads.exchange.decimals)
                 return self._request.mismatch(found) or found
-            change = change_of(event, decimals=self._reads.decimals)
+            change = change_of(event, decimals=self._reads.exchange.decimals)
             return change_mismatch(self._requested, change) or change
         except MALFORMED:
             return "an event that cannot be read"
@@ -113,7 +113,7 @@ class Following(Generic[C]):
             self._pause_s = _MIN_PAUSE_S
         elif change.status in OF_THE_SERVER:
             # Another server may see more of the workers.
-            self._leaving = self._reads.several
+            self._leaving = self._reads.exchange.several
 
     def _receive(self, opened: Opened) -> Plan[None]:
         reply = yield Receive(opened)
@@ -124,7 +124,7 @@ class Following(Generic[C]):
 
     def _leave(self) -> Plan[None]:
         yield from self._close()
-        self._reads.turn_from(self._server)
+        self._reads.exchange.turn_from(self._server)
         yield from self._pause()
 
     def _open(self) -> Plan[Problem | None]:

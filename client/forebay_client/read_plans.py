@@ -107,20 +107,20 @@ class ClientReads:
         specs: dict[str, StoreSpec] | None = None,
         positions: Positions | None = None,
     ) -> None:
-        self._exchange = exchange
+        self.exchange = exchange
         self._specs = {} if specs is None else specs
         self._positions = positions
 
     def in_session(self, positions: Positions) -> ClientReads:
         """The same, for a session."""
-        return ClientReads(self._exchange, self._specs, positions)
+        return ClientReads(self.exchange, self._specs, positions)
 
     def get(
         self, store: str, key: Any, as_of: Time | None, max_record_age_ms: int | None, options: ReadOptions
     ) -> Plan[Answer]:
         """One key; raises ``Problem``."""
         check(options)
-        deadline_ms = _deadline(self._exchange, options)
+        deadline_ms = _deadline(self.exchange, options)
         spec = yield from self._spec(store, deadline_ms)
         plain = spec.key_codec.from_json(key)
         bounds = {"as_of": epoch_ms_of("as_of", as_of), "max_record_age_ms": max_record_age_ms}
@@ -131,13 +131,13 @@ class ClientReads:
         if segment in REWRITTEN or len(segment) > _LONGEST_SEGMENT:
             only = BatchKey(0, key_text(key), requested)
             request = batch_request(store, [only], parameters)
-            document = yield from self._exchange.ask(request, deadline_ms, _refusal_of_the_only)
+            document = yield from self.exchange.ask(request, deadline_ms, _refusal_of_the_only)
             result = _the_only(document)
         else:
             path = f"{store_path(store)}/keys/{segment}"
             request = Request(path, parameters, requested.mismatch)
             try:
-                result = _understood(answer_of, (yield from self._exchange.ask(request, deadline_ms)))
+                result = _understood(answer_of, (yield from self.exchange.ask(request, deadline_ms)))
             except UnknownKey as miss:
                 result = miss
         self.note(store, result)
@@ -157,7 +157,7 @@ class ClientReads:
         check(options)
         if isinstance(keys, str | bytes):
             raise TypeError(f"get_many takes a list of keys, and {keys!r} is one.")
-        deadline_ms = _deadline(self._exchange, options)
+        deadline_ms = _deadline(self.exchange, options)
         bounds = {"as_of": epoch_ms_of("as_of", as_of), "max_record_age_ms": max_record_age_ms}
         spec = yield from self._spec(store, deadline_ms)
         results: list[Any] = [None] * len(keys)
@@ -191,7 +191,7 @@ class ClientReads:
     ) -> Plan[list[Answer | Problem]]:
         """The answer or the problem of each key of one batch."""
         parameters = self._parameters(store, options, None, **bounds)
-        document = yield from self._exchange.ask(batch_request(store, batch, parameters), deadline_ms)
+        document = yield from self.exchange.ask(batch_request(store, batch, parameters), deadline_ms)
         return _understood(results_in, document)
 
     def open(
@@ -202,7 +202,7 @@ class ClientReads:
         The last event's id is None before the first; an empty one means that earlier positions no longer apply.
         """
         store, options = wanted.store, wanted.options
-        deadline_ms = _deadline(self._exchange, options)
+        deadline_ms = _deadline(self.exchange, options)
         spec = yield from self._spec(store, deadline_ms)
         interval = {"lag_interval_ms": wanted.lag_interval_ms}
         if isinstance(wanted, StoreChangesRequest):
@@ -216,27 +216,13 @@ class ClientReads:
             path = f"{_key_path(spec, plain)}/changes"
             requested = Requested(store, wanted.key, spec.key_codec)
         request = Request(path, parameters, requested.mismatch, streamed=True, last_event_id=last_event_id)
-        opened, server = yield from self._exchange.open(request, deadline_ms)
+        opened, server = yield from self.exchange.open(request, deadline_ms)
         return opened, server, requested
-
-    def turn_from(self, server: int) -> None:
-        """Ask another server first from now on, unless it is another already."""
-        self._exchange.turn_from(server)
-
-    @property
-    def decimals(self) -> bool:
-        """Whether values have a ``Decimal`` where they would have a float."""
-        return self._exchange.decimals
-
-    @property
-    def several(self) -> bool:
-        """Whether there is another server to turn to."""
-        return self._exchange.several
 
     def page(self, wanted: ListRequest[T], cursor: str | None, limit: int) -> Plan[Page[T]]:
         """One page of a list; raises ``Problem``."""
         store, items = wanted.store, _KINDS[wanted.kind].items
-        deadline_ms = _deadline(self._exchange, wanted.options)
+        deadline_ms = _deadline(self.exchange, wanted.options)
         path, partition, requested = store_path(store), None, Requested(store)
         if wanted.key is not ALL_KEYS:
             spec = yield from self._spec(store, deadline_ms)
@@ -260,7 +246,7 @@ class ClientReads:
         body = None if cursor is None else posted_cursor(cursor)
         parameters["cursor"] = cursor if body is None else None
         request = Request(f"{path}/{items}", parameters, requested.mismatch, body)
-        document = yield from self._exchange.ask(request, deadline_ms)
+        document = yield from self.exchange.ask(request, deadline_ms)
         page = _understood(lambda document: page_of(document, items, wanted.kind), document)
         if self._positions is not None:
             for source in page.partitions:
@@ -278,7 +264,7 @@ class ClientReads:
         spec = self._specs.get(store)
         if spec is None:
             request = Request(store_path(store), {}, partial(spec_mismatch, store), timed=False)
-            document = yield from self._exchange.ask(request, deadline_ms)
+            document = yield from self.exchange.ask(request, deadline_ms)
             spec = self._specs[store] = _understood(StoreSpec.from_document, document)
         return spec
 
