@@ -6,33 +6,26 @@ By stream time, so that everyone who has read the same stream agrees, but for ``
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from forebay.stored_keys import MIN_TIME_MS
 
 
-class Retention(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Retention:
     """How long a store keeps what; durations in milliseconds, None where its kind has none."""
 
-    @property
-    def window_size_ms(self) -> int | None:
-        """How long its windows last."""
-
-    @property
-    def retention_ms(self) -> int | None:
-        """How long a window or session is kept after its end."""
-
-    @property
-    def gap_ms(self) -> int | None:
-        """The gap after which its sessions end."""
-
-    @property
-    def history_retention_ms(self) -> int | None:
-        """How long a version is kept after it was replaced."""
-
-    @property
-    def ttl_ms(self) -> int | None:
-        """How long a value is kept after its record's timestamp."""
+    window_size_ms: int | None = None
+    """How long its windows last."""
+    retention_ms: int | None = None
+    """How long a window or session is kept after its end."""
+    gap_ms: int | None = None
+    """The gap after which its sessions end."""
+    history_retention_ms: int | None = None
+    """How long a version is kept after it was replaced."""
+    ttl_ms: int | None = None
+    """How long a value is served after its record's timestamp, by the clock."""
 
 
 class LogRetention(NamedTuple):

@@ -14,6 +14,7 @@ from forebay.codecs.values import DECODED_BY_SCHEMA, TEXT_VALUE_CODECS, VALUE_CO
 from forebay.errors import PartitionerMissing, TopologyError
 from forebay.lag import Tolerance
 from forebay.partitioning import Murmur2Partitioner, StreamPartitioner
+from forebay.retention import Retention
 from forebay.store_kinds import STORE_KINDS, StoreKind
 from forebay.stored_keys import StoredKeys
 
@@ -65,11 +66,10 @@ class SparkState:
 
 
 @dataclass(frozen=True)
-class StoreSpec:
+class StoreSpec(Retention):
     """One store: its kind, codecs, partitioner, changelog topic, and how long it keeps what.
 
-    Durations are in milliseconds, and set only for the kinds that have them. The ``max_`` fields are the tolerance
-    of a read that names none; None is unlimited.
+    The ``max_`` fields are the tolerance of a read that names none; None is unlimited.
     """
 
     name: str
@@ -81,12 +81,6 @@ class StoreSpec:
     partitions: int
     supplier: str = "rocksdb"
     """The store's implementation on workers: ``rocksdb``, ``memory``, or an entry point of ``forebay.stores``."""
-    window_size_ms: int | None = None
-    retention_ms: int | None = None
-    gap_ms: int | None = None
-    history_retention_ms: int | None = None
-    ttl_ms: int | None = None
-    """How long a value is served after its record's timestamp, by the clock; None for ever."""
     timestamp_after_max_ms: int | None = None
     """How far a window's or session's end may be after its record's timestamp in the log, and still move stream
     time; None for the default."""
@@ -213,7 +207,9 @@ class StoreSpec:
 @cache
 def _fields_of_readers() -> tuple[dataclasses.Field[Any], ...]:
     """The fields of a store that matter to those who hold it."""
-    return tuple(item for item in dataclasses.fields(StoreSpec) if _OF_THE_WRITER not in item.metadata)
+    found = [item for item in dataclasses.fields(StoreSpec) if _OF_THE_WRITER not in item.metadata]
+    # Its name comes before how long it keeps what.
+    return tuple(sorted(found, key=lambda item: item.name in Retention.__dataclass_fields__))
 
 
 class _TextSpec(StoreSpec):
