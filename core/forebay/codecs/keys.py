@@ -11,7 +11,8 @@ import base64
 import binascii
 import json
 import re
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 import rfc8785
@@ -76,33 +77,43 @@ def _is_plain(value: Any) -> bool:
     return all(map(_is_plain, value.values()))
 
 
-class KeyCodec(Protocol):
-    """Translates one kind of key between its plain bytes, JSON, URL segments and ordered bytes."""
+class KeyCodec(ABC):
+    """Translates one kind of key between its plain bytes, JSON, URL segments and ordered bytes.
+
+    What it does not define is as stated here: of varying length, and ordered by its plain bytes.
+    """
 
     name: str
-    fixed_size: int | None
+    fixed_size: int | None = None
     """Length in bytes of the ordered form, or None if it varies."""
 
+    @abstractmethod
     def from_json(self, value: Any) -> bytes:
         """Plain bytes of a JSON value; raises ``BadKey``."""
 
+    @abstractmethod
     def to_json(self, plain: bytes) -> bytes:
         """The key's JSON text."""
 
+    @abstractmethod
     def from_text(self, text: bytes) -> bytes:
         """Plain bytes of a key given as text, percent-decoded; raises ``BadKey``."""
 
     def to_text(self, plain: bytes) -> bytes:
         """The text that ``from_text`` reads."""
+        return plain
 
+    @abstractmethod
     def fault(self, plain: bytes) -> str | None:
         """Why bytes that others wrote are not a key of this codec, None if they are."""
 
     def ordered(self, plain: bytes) -> bytes:
         """Bytes whose order is the keys' order."""
+        return plain
 
     def plain(self, ordered: bytes) -> bytes:
         """The inverse of ``ordered``."""
+        return ordered
 
 
 def from_segment(codec: KeyCodec, segment: bytes) -> bytes:
@@ -120,11 +131,10 @@ def _shown(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=repr)
 
 
-class StringKey:
+class StringKey(KeyCodec):
     """UTF-8 text, as Kafka's StringSerializer writes it."""
 
     name = "string"
-    fixed_size: int | None = None
 
     def from_json(self, value: Any) -> bytes:
         if not isinstance(value, str):
@@ -146,25 +156,16 @@ class StringKey:
             raise BadKey(f"The key is not valid UTF-8: {error.reason} at byte {error.start}.") from None
         return text
 
-    def to_text(self, plain: bytes) -> bytes:
-        return plain
-
     def fault(self, plain: bytes) -> str | None:
         return utf8_fault(plain)
 
-    def ordered(self, plain: bytes) -> bytes:
-        return plain
 
-    def plain(self, ordered: bytes) -> bytes:
-        return ordered
-
-
-class IntegerKey:
+class IntegerKey(KeyCodec):
     """A signed big-endian integer, as Kafka's IntegerSerializer (32 bits) and LongSerializer (64) write it."""
 
     def __init__(self, name: str, size: int) -> None:
         self.name = name
-        self.fixed_size: int | None = size
+        self.fixed_size = size
         self._size = size
         self._limit = 1 << (8 * size - 1)
 
@@ -206,11 +207,9 @@ class TextInt64Key(IntegerKey):
         super().__init__("int64", 8)
 
     def from_json(self, value: Any) -> bytes:
-        return (
-            self.from_text(value.encode("utf-8", "replace"))
-            if isinstance(value, str)
-            else super().from_json(value)
-        )
+        if isinstance(value, str):
+            return self.from_text(value.encode("utf-8", "replace"))
+        return super().from_json(value)
 
     def to_json(self, plain: bytes) -> bytes:
         return b'"%b"' % super().to_json(plain)
@@ -219,11 +218,10 @@ class TextInt64Key(IntegerKey):
         return super().to_json(plain)
 
 
-class BytesKey:
+class BytesKey(KeyCodec):
     """Any bytes; base64url without padding in URLs and JSON."""
 
     name = "bytes"
-    fixed_size: int | None = None
 
     def from_json(self, value: Any) -> bytes:
         if not isinstance(value, str):
@@ -250,12 +248,6 @@ class BytesKey:
     def fault(self, plain: bytes) -> str | None:
         return None
 
-    def ordered(self, plain: bytes) -> bytes:
-        return plain
-
-    def plain(self, ordered: bytes) -> bytes:
-        return ordered
-
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
@@ -265,11 +257,10 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-class JsonKey:
+class JsonKey(KeyCodec):
     """Any JSON value in its RFC 8785 canonical form; the codec of keys made of several columns."""
 
     name = "json"
-    fixed_size: int | None = None
 
     def from_json(self, value: Any) -> bytes:
         try:
@@ -291,9 +282,6 @@ class JsonKey:
             raise BadKey(f"The key {shown} is not JSON, as the key codec 'json' requires.") from None
         return self.from_json(value)
 
-    def to_text(self, plain: bytes) -> bytes:
-        return plain
-
     def fault(self, plain: bytes) -> str | None:
         fault = json_fault(plain)
         if fault is not None:
@@ -303,12 +291,6 @@ class JsonKey:
         except BadKey as error:
             return error.detail
         return None if canonical == plain else "it is not in canonical form (RFC 8785)"
-
-    def ordered(self, plain: bytes) -> bytes:
-        return plain
-
-    def plain(self, ordered: bytes) -> bytes:
-        return ordered
 
 
 _KEY_CODECS: tuple[KeyCodec, ...] = (
