@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -91,7 +91,7 @@ def _parsed(query: bytes, known: frozenset[str]) -> ReadParameters:
     unknown = sorted(given.keys() - known)
     if unknown:
         raise _unknown_parameter(unknown[0], known)
-    values = {name: _PARSERS[name](name, raw) for name, raw in given.items()}
+    values = {name: _value(name, raw) for name, raw in given.items()}
     if values.get("skip_old") and "max_record_age_ms" not in values:
         raise BadParameter("skip_old=true needs max_record_age_ms, which says what is old.", parameter="skip_old")
     tolerance = Tolerance(*(values.pop(name, None) for name in Tolerance._fields))
@@ -135,7 +135,7 @@ def text_parameters(query: bytes, *known: str) -> dict[str, str]:
 def natural_parameters(query: bytes, **defaults: int) -> dict[str, int]:
     """The whole numbers of a query, by name; raises ``BadParameter`` for others than those with a default."""
     given = text_parameters(query, *defaults)
-    return {**defaults, **{name: _natural(name, text) for name, text in given.items()}}
+    return {**defaults, **{name: _integer(name, text) for name, text in given.items()}}
 
 
 def partition_parameter(query: bytes, partitions: int) -> int | None:
@@ -143,7 +143,7 @@ def partition_parameter(query: bytes, partitions: int) -> int | None:
     named = text_parameters(query, "partition").get("partition")
     if named is None:
         return None
-    partition = _natural("partition", named)
+    partition = _integer("partition", named)
     if partition >= partitions:
         raise BadParameter(f"partition={partition}: the store has {partitions}, from 0.", parameter="partition")
     return partition
@@ -163,52 +163,38 @@ def _split(query: bytes) -> dict[str, bytes]:
     return given
 
 
-def _as_text(parse: Callable[[str, str], Any]) -> Callable[[str, bytes], Any]:
-    return lambda name, raw: parse(name, raw.decode("utf-8", "replace"))
+def _value(name: str, raw: bytes) -> Any:
+    """The value of a parameter of a read, as its schema has it; raises ``BadParameter``."""
+    if name in _AS_RECEIVED:
+        return raw
+    if name == "as_of":
+        return parse_time(name, raw)
+    text = raw.decode("utf-8", "replace")
+    if name == "min_position":
+        return decode_position(text)
+    schema, _ = PARAMETERS[name]
+    match schema["type"]:
+        case "integer":
+            return _integer(name, text, schema["minimum"], schema.get("maximum"))
+        case "boolean":
+            return _choice(name, text, ("true", "false")) == "true"
+    return _choice(name, text, schema["enum"]) if "enum" in schema else text
 
 
-def _natural(name: str, text: str) -> int:
+def _integer(name: str, text: str, minimum: int = 0, maximum: int | None = None) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise BadParameter(f"{name}={text!r} is not a whole number of at least 0.", parameter=name)
-    return int(text)
-
-
-def _positive(name: str, text: str) -> int:
-    number = _natural(name, text)
-    if number == 0:
-        raise BadParameter(f"{name} must be at least 1.", parameter=name)
+        raise BadParameter(f"{name}={text!r} is not a whole number of at least {minimum}.", parameter=name)
+    number = int(text)
+    if number < minimum:
+        raise BadParameter(f"{name}={number} is less than {minimum}.", parameter=name)
+    if maximum is not None and number > maximum:
+        raise BadParameter(f"{name}={number} is more than {maximum}.", parameter=name)
     return number
 
 
-def _limit(name: str, text: str) -> int:
-    number = _positive(name, text)
-    if number > MAX_LIMIT:
-        raise BadParameter(f"{name}={number} is more than {MAX_LIMIT}; continue with the cursor.", parameter=name)
-    return number
-
-
-def _lag_interval(name: str, text: str) -> int:
-    number = _natural(name, text)
-    if number < MIN_LAG_INTERVAL_MS:
-        raise BadParameter(f"{name}={number} is less than {MIN_LAG_INTERVAL_MS}.", parameter=name)
-    return number
-
-
-def _boolean(name: str, text: str) -> bool:
-    if text not in ("true", "false"):
-        raise BadParameter(f"{name}={text!r} is neither 'true' nor 'false'.", parameter=name)
-    return text == "true"
-
-
-def _prefer(name: str, text: str) -> str:
-    if text not in get_args(Prefer):
-        raise BadParameter(f"{name}={text!r} is neither 'active' nor 'any'.", parameter=name)
-    return text
-
-
-def _numbers(name: str, text: str) -> str:
-    if text not in get_args(Numbers):
-        raise BadParameter(f"{name}={text!r} is neither 'json' nor 'text'.", parameter=name)
+def _choice(name: str, text: str, choices: Sequence[str]) -> str:
+    if text not in choices:
+        raise BadParameter(f"{name}={text!r} is neither {' nor '.join(map(repr, choices))}.", parameter=name)
     return text
 
 
@@ -242,43 +228,8 @@ def parse_time(name: str, raw: bytes) -> int:
     return (since.days * 86_400 + since.seconds) * 1000 + fraction_us // 1000
 
 
-def _text(name: str, text: str) -> str:
-    return text
-
-
-def _position(name: str, text: str) -> Position:
-    return decode_position(text)
-
-
-def _bytes(name: str, raw: bytes) -> bytes:
-    return raw
-
-
-_PARSERS: Mapping[str, Callable[[str, bytes], Any]] = {
-    "max_record_lag": _as_text(_natural),
-    "max_time_lag_ms": _as_text(_natural),
-    "max_age_ms": _as_text(_natural),
-    "require_active": _as_text(_boolean),
-    "prefer": _as_text(_prefer),
-    "min_position": _as_text(_position),
-    "wait_ms": _as_text(_natural),
-    "timeout_ms": _as_text(_positive),
-    "as_of": parse_time,
-    "max_record_age_ms": _as_text(_natural),
-    "skip_old": _as_text(_boolean),
-    "from": _bytes,
-    "to": _bytes,
-    "prefix": _bytes,
-    "keys": _bytes,
-    "reverse": _as_text(_boolean),
-    "limit": _as_text(_limit),
-    "cursor": _as_text(_text),
-    "allow_partial": _as_text(_boolean),
-    "partition": _as_text(_natural),
-    "doubted": _as_text(_boolean),
-    "lag_interval_ms": _as_text(_lag_interval),
-    "numbers": _as_text(_numbers),
-}
+_AS_RECEIVED = frozenset({"from", "to", "prefix", "keys"})
+"""Keys, or times, by the kind of the store."""
 _FIELDS = {"from": "start", "to": "end", "as_of": "as_of_ms"}
 
 READ_PARAMETERS = frozenset(
@@ -303,7 +254,7 @@ SCAN_PARAMETERS = READ_PARAMETERS | {"from", "to", "reverse", "limit", "cursor",
 ALL_KEYS_SCAN_PARAMETERS = SCAN_PARAMETERS | {"allow_partial"}
 ENTRIES_PARAMETERS = ALL_KEYS_SCAN_PARAMETERS | {"prefix"}
 
-PARAMETER_DOCS: Mapping[str, tuple[dict[str, Any], str]] = {
+PARAMETERS: Mapping[str, tuple[dict[str, Any], str]] = {
     "max_record_lag": ({"type": "integer", "minimum": 0}, "Maximum records that the answer may be behind."),
     "max_time_lag_ms": ({"type": "integer", "minimum": 0}, "Maximum milliseconds it may be behind the log."),
     "max_age_ms": ({"type": "integer", "minimum": 0}, "Maximum milliseconds it may be behind the source."),
@@ -358,13 +309,13 @@ PARAMETER_DOCS: Mapping[str, tuple[dict[str, Any], str]] = {
         "numbers are exact up to 2^53 only. Keys in a body may then be strings.",
     ),
 }  # fmt: skip
-"""JSON schema and meaning of every parameter."""
+"""JSON schema and meaning of every parameter of a read."""
 
 
 def openapi_parameters(known: frozenset[str]) -> list[dict[str, Any]]:
     """The OpenAPI parameter objects of a route."""
     return [
         {"name": name, "in": "query", "required": False, "schema": schema, "description": text}
-        for name, (schema, text) in PARAMETER_DOCS.items()
+        for name, (schema, text) in PARAMETERS.items()
         if name in known
     ]

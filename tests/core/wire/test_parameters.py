@@ -14,7 +14,7 @@ from forebay.wire.parameters import (
     DEFAULT_LIMIT,
     KEY_PARAMETERS,
     MAX_LIMIT,
-    PARAMETER_DOCS,
+    PARAMETERS,
     SCAN_PARAMETERS,
     ReadParameters,
     openapi_parameters,
@@ -26,7 +26,7 @@ repeatable = settings(derandomize=True, deadline=None, max_examples=150)
 
 POSITION = Position(log_digest("log"), {3: 42})
 TOKEN = encode_position(POSITION)
-EVERY_PARAMETER = frozenset(PARAMETER_DOCS)
+EVERY_PARAMETER = frozenset(PARAMETERS)
 
 
 def parse(query: str | bytes) -> ReadParameters:
@@ -235,7 +235,7 @@ def test_a_request_with_any_bound_replaces_all_of_the_stores() -> None:
 
 
 def test_every_parameter_of_a_route_is_documented() -> None:
-    assert PARAMETER_DOCS.keys() >= KEY_PARAMETERS | SCAN_PARAMETERS
+    assert PARAMETERS.keys() >= KEY_PARAMETERS | SCAN_PARAMETERS
     listed = openapi_parameters(KEY_PARAMETERS)
     assert {item["name"] for item in listed} == KEY_PARAMETERS
     assert all(item["in"] == "query" and not item["required"] and item["description"] for item in listed)
