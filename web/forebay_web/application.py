@@ -93,29 +93,29 @@ _START = """SwaggerUIBundle({
 """
 _KEY_BOUNDS = frozenset({"from", "to", "prefix"})
 _NATURAL = {"type": "integer", "minimum": 0}
+_STRING = {"type": "string"}
+
+
+def _header(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "schema": schema}
+
+
 ANSWER_HEADERS: dict[str, Any] = {
-    "Forebay-Record-Lag": {"description": "Records behind the log; absent while unknown.", "schema": _NATURAL},
-    "Forebay-Time-Lag-Ms": {"description": "Time behind the log; absent while unknown.", "schema": _NATURAL},
-    "Forebay-Age-Ms": {"description": "Time behind the source; absent while unknown.", "schema": _NATURAL},
-    "Forebay-Position": {"description": "Position token of the answer.", "schema": {"type": "string"}},
-    "Forebay-Role": {
-        "description": "The replica's role.",
-        "schema": {"type": "string", "enum": ["active", "restoring", "standby"]},
-    },
-    "Forebay-Host": {"description": "The worker that answered.", "schema": {"type": "string"}},
-    "Forebay-Attempts": {
-        "description": "By routers: the other workers that were asked for a key, and the outcome.",
-        "schema": {"type": "string"},
-    },
-    "Forebay-Waited-Ms": {
-        "description": "How long the read waited for its bounds, as `wait_ms` allowed; absent if it did not.",
-        "schema": _NATURAL,
-    },
+    "Forebay-Record-Lag": _header("Records behind the log; absent while unknown.", _NATURAL),
+    "Forebay-Time-Lag-Ms": _header("Time behind the log; absent while unknown.", _NATURAL),
+    "Forebay-Age-Ms": _header("Time behind the source; absent while unknown.", _NATURAL),
+    "Forebay-Position": _header("Position token of the answer.", _STRING),
+    "Forebay-Role": _header("The replica's role.", {**_STRING, "enum": ["active", "restoring", "standby"]}),
+    "Forebay-Host": _header("The worker that answered.", _STRING),
+    "Forebay-Attempts": _header(
+        "By routers: the other workers that were asked for a key, and the outcome.", _STRING
+    ),
+    "Forebay-Waited-Ms": _header(
+        "How long the read waited for its bounds, as `wait_ms` allowed; absent if it did not.", _NATURAL
+    ),
 }
 """What is said of an answer of one replica in headers; the members of its document, and more."""
-PROBLEM_HEADERS: dict[str, Any] = {
-    "Forebay-Problem": {"description": "The name of the problem's type.", "schema": {"type": "string"}},
-}
+PROBLEM_HEADERS: dict[str, Any] = {"Forebay-Problem": _header("The name of the problem's type.", _STRING)}
 EXPOSED_HEADERS = (*ANSWER_HEADERS, *PROBLEM_HEADERS, "Retry-After", "Server-Timing", "X-Request-Id")
 PROBLEM_SCHEMA: dict[str, Any] = {
     "title": "Problem",
