@@ -6,7 +6,6 @@ any cursor. What works on the request finds the explanation in its context.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from contextvars import ContextVar
@@ -19,6 +18,7 @@ from forebay.clock import boot_ms
 from forebay.errors import BadParameter, Problem
 from forebay.grants import Needed
 from forebay.lag import Tolerance
+from forebay.wire.answers import json_body
 from forebay_web.request_guard import access_of, refuse
 
 EXPLAIN_PARAMETER: dict[str, Any] = {
@@ -133,8 +133,7 @@ class _WithExplanation:
         if is_more:
             body, self._last = body[:-1], body[-1:]
         elif body.endswith(b"}"):
-            shown = json.dumps(self._explanation.document(), ensure_ascii=False, separators=(",", ":"))
-            body = b'%b,"explain":%b}' % (body[:-1], shown.encode())
+            body = b'%b,"explain":%b}' % (body[:-1], json_body(self._explanation.document()))
         if self._start is not None:
             start, self._start = self._start, None
             headers = [(name, value) for name, value in start["headers"] if name != b"content-length"]

@@ -15,7 +15,7 @@ from forebay.errors import BadParameter
 from forebay.lag import Lag, worst_lag
 from forebay.position import decode_position, encode_position, merged_position
 from forebay.unproven import united
-from forebay.wire.answers import lag_json
+from forebay.wire.answers import json_body, lag_json
 from forebay.wire.scans import Cursor, Scan
 
 FRAMES_MEDIA_TYPE = "application/vnd.forebay.frames.v1"
@@ -166,20 +166,16 @@ def list_tail(sources: Iterable[dict[str, Any]], following: Cursor | None, missi
         json.dumps(None if following is None else following.encode()).encode(),
         b"false" if absent or unproven else b"true",
         b'"missing":%b,' % json.dumps(absent).encode() if absent else b"",
-        b'"unproven":%b,' % _json([one._asdict() for one in unproven]) if unproven else b"",
+        b'"unproven":%b,' % json_body([one._asdict() for one in unproven]) if unproven else b"",
         b'"skipped_old":%d,' % sum(counts) if counts else b"",
         lag_json(worst),
-        _json(partitions),
+        json_body(partitions),
     )
 
 
 def provenance_alone(source: dict[str, Any]) -> dict[str, Any]:
     """A partition's provenance without what its page has beside it."""
     return {name: value for name, value in source.items() if name not in _OF_THE_PAGE}
-
-
-def _json(document: Any) -> bytes:
-    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def joined_position(sources: list[dict[str, Any]]) -> str | None:

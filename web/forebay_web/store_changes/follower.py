@@ -16,7 +16,7 @@ from fastapi.responses import Response
 
 from forebay.clock import boot_ms
 from forebay.errors import LagExceedsTolerance, NotHostedHere, Problem
-from forebay.wire.answers import lag_json
+from forebay.wire.answers import json_body, lag_json
 from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient
 from forebay.wire.parameters import ReadParameters, split_query
 from forebay.wire.server_sent_events import EncodedEvents, Event
@@ -244,7 +244,7 @@ class StoreFollower:
         document = {"store": self._source.selection.spec.name, "partitions": numbers}
         # With an older id, the client would be taken to have what it has just forgotten.
         self._id_due_boot_ms = 0.0
-        self._ready.append(Event("reset", _json(document)).fields())
+        self._ready.append(Event("reset", json_body(document)).fields())
 
     def _send(self, partition: FollowedPartition, page: ChangesPage) -> None:
         cursor = partition.cursor
@@ -316,7 +316,7 @@ class StoreFollower:
         # The client of a worker finds the partition elsewhere.
         self._ends = any(isinstance(problem, NotHostedHere) for problem in failing.values())
         _, problem = min(failing.items())
-        return Event("problem", _json({**problem.document(), "partitions": sorted(failing)}))
+        return Event("problem", json_body({**problem.document(), "partitions": sorted(failing)}))
 
     def _is_fresh(self, feed: ChangesFeed, now: float) -> bool:
         fed = feed.partitions.values()
@@ -330,10 +330,6 @@ class StoreFollower:
         # Only one is read at once.
         reads = () if self._reading else (self._partitions[number].due_boot_ms for number in self._behind)
         return min(self._sent_boot_ms + KEEP_ALIVE_MS, *due, *reads)
-
-
-def _json(document: object) -> bytes:
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def _later(cursor: ChangesCursor, polled: ChangesCursor) -> ChangesCursor:

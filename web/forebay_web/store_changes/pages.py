@@ -19,7 +19,7 @@ from forebay.lag import Lag
 from forebay.position import decode_position
 from forebay.wire.answer_aging import IN_TRANSIT_MS
 from forebay.wire.answer_schemas.members import Natural
-from forebay.wire.answers import lag_json
+from forebay.wire.answers import json_body, lag_json
 from forebay.wire.scan_pages import PageSource
 from forebay.wire.server_sent_events import Event
 from forebay_web.store_changes.cursors import ChangesCursor
@@ -81,7 +81,7 @@ class ChangesPage:
         waited = now_boot_ms - self.as_of_boot_ms > IN_TRANSIT_MS
         lag = self.lag_at(now_boot_ms) if waited else Lag(**self.source["lag"])
         lasting = {name: value for name, value in self.source.items() if name != "lag"}
-        tail = b'],%b,"lag":%b}' % (_members(lasting), lag_json(lag))
+        tail = b'],%b,"lag":%b}' % (json_body(lasting)[1:-1], lag_json(lag))
         head = b'{"store":%b,"%b":[' % (json.dumps(selection.spec.name).encode(), selection.items.encode())
         for name, items in (("values", self.items), ("absent", self.gone)):
             if items:
@@ -100,10 +100,6 @@ class ChangesPage:
         except (BadParameter, ValueError) as error:
             raise ValueError(f"answered with something other than a page of changes: {error!r}") from None
         return cls(cursor, source, items, gone, more, reset)
-
-
-def _members(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document, separators=(",", ":"))[1:-1].encode()
 
 
 class _PollBody(Struct):
