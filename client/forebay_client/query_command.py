@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import re
 import secrets
@@ -38,35 +37,6 @@ _OF_LISTS = ("from", "to", "prefix", "reverse", "limit", "cursor", "allow_partia
 """What only lists take."""
 
 
-class KeyCommand(click.Command):
-    """Takes words such as ``-5`` for arguments, but none that begins with two dashes, unless it follows ``--``."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.ignore_unknown_options = True
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """See ``click.Command``; raises ``click.NoSuchOption`` for what is probably a misspelt option."""
-        before = args[: args.index("--")] if "--" in args else args
-        unknown = next((word for word in self._arguments(ctx, before) if word.startswith("--")), None)
-        if unknown is not None and not ctx.resilient_parsing:
-            name = unknown.partition("=")[0]
-            known = [option for param in self.get_params(ctx) for option in param.opts]
-            message = f"No such option {name!r}. A key that begins with two dashes follows a bare --."
-            raise click.NoSuchOption(name, message, difflib.get_close_matches(name, known, 1), ctx)
-        return super().parse_args(ctx, args)
-
-    def _arguments(self, ctx: click.Context, words: list[str]) -> list[str]:
-        """Those of the words that are neither options nor their values."""
-        try:
-            values, rest, _ = self.make_parser(ctx).parse_args(args=[*words])
-        except click.UsageError:
-            # Without what follows a bare --, an option may lack its value.
-            return []
-        names = [param.name for param in self.get_params(ctx) if isinstance(param, click.Argument)]
-        return [word for word in (*(values.get(name or "") for name in names), *rest) if isinstance(word, str)]
-
-
 def _list_options(command: Callable[..., None]) -> Callable[..., None]:
     """An option for each list that a key may have."""
     for kind in reversed(_OF_KEYS):
@@ -76,7 +46,7 @@ def _list_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command(cls=KeyCommand)
+@click.command()
 @click.argument("store")
 @click.argument("key", required=False)
 @server_options
@@ -108,9 +78,6 @@ def query(
 
     Exit status 1 if there is no answer.
     """
-    if store.startswith("-"):
-        # Unknown options are taken for keys, which may begin with a hyphen; stores' names do not.
-        raise click.NoSuchOption(store)
     given = {name: value for name, value in options.items() if value is not None and value is not False}
     listed = _listed(key, follow, given)
     if every_page and (listed is None or follow):

@@ -189,9 +189,9 @@ def test_a_query_where_nothing_answers():
     assert "Nothing answers at" in message
 
 
-@pytest.mark.parametrize("key", [["-5"], ["--", "--limt"]])
+@pytest.mark.parametrize("key", ["-5", "--limt"])
 def test_a_key_may_begin_with_a_dash(key):
-    message = refused(forebay("query", "--url", f"http://127.0.0.1:{free_port()}", "s", *key), status=1)
+    message = refused(forebay("query", "--url", f"http://127.0.0.1:{free_port()}", "--", "s", key), status=1)
     assert "Nothing answers at" in message
 
 
@@ -207,8 +207,8 @@ def test_a_query_whose_url_lacks_its_scheme():
     [
         (["--folow", "s"], "No such option '--folow'"),
         (["s", "--windws"], "Did you mean '--windows'?"),
-        (["s", "k", "--max-age", "1"], "Did you mean '--max-age-ms'?"),
-        (["s", "--limt=5"], "Did you mean '--limit'?"),
+        (["s", "k", "--max-age", "1"], "'--max-age-ms'"),
+        (["s", "--limt=5"], "'--limit'"),
         (["--windows", "--follow", "s", "k"], "leave out either --follow or --windows"),
         (["--versions", "--as-of", "0", "s", "k"], "leave out either --as-of or --versions"),
         (["--sessions", "s", ""], "no path can contain it"),
