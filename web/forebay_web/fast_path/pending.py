@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from forebay.clock import boot_ms
 from forebay.lag import Tolerance
-from forebay.request_trace import RequestTrace
 from forebay.wire.answer_aging import answer_by_now
 from forebay.wire.answers import HttpAnswer
 from forebay_web.large_answers import LargeAnswer
 
+if TYPE_CHECKING:
+    from forebay_web.fast_path.protocol import FastPathProtocol
+
 OPEN, FILLED, ABANDONED = "open", "filled", "abandoned"
 """The states of an outstanding answer; it leaves its connection once it is sent."""
-
-
-class ClientConnection(Protocol):
-    """A client's connection, which answers go out on."""
-
-    loop: asyncio.AbstractEventLoop
-    trace: RequestTrace | None
-    """That of the request which is being handled."""
-
-    @property
-    def tier(self) -> str:
-        """Which it is of."""
-
-    def send_if_next(self, pending: PendingResponse, answer: HttpAnswer) -> bool:
-        """Have a slot's answer sent if no earlier one holds it up, and those that it held up; whether it was."""
-
-    def on_waiting(self, size_bytes: int) -> None:
-        """Count an answer of this size that could not be sent yet."""
-
-    def send_now(self) -> None:
-        """Write them."""
 
 
 def render(answer: HttpAnswer, lines: bytes = b"") -> bytes:
@@ -75,7 +55,7 @@ class PendingResponse:
         "waits",
     )
 
-    def __init__(self, connection: ClientConnection, lines: bytes) -> None:
+    def __init__(self, connection: FastPathProtocol, lines: bytes) -> None:
         self._connection = connection
         self.lines = lines
         self.trace = connection.trace
@@ -130,9 +110,9 @@ class WriteCoalescer:
     """
 
     def __init__(self) -> None:
-        self._connections: list[ClientConnection] = []
+        self._connections: list[FastPathProtocol] = []
 
-    def add(self, connection: ClientConnection) -> None:
+    def add(self, connection: FastPathProtocol) -> None:
         """Have a connection's answers sent at the end of this turn."""
         if not self._connections:
             connection.loop.call_soon(self._end_turn)
