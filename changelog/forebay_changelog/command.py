@@ -13,8 +13,7 @@ from rich.table import Table
 
 from forebay.cli import worker_settings
 from forebay.errors import ChangelogError, ChangelogUnreachable, SettingError, TopicMissing
-from forebay.output import Output, json_output, progress, quantity
-from forebay.standard_streams import print_line
+from forebay.output import Output, json_output, print_line, progress, quantity
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay.topology import Topology

@@ -21,8 +21,7 @@ from forebay.client import Answer, Client, ReplicaInfo
 from forebay.clock import duration
 from forebay.errors import ForebayError, Problem
 from forebay.lag import Lag, worst_lag
-from forebay.output import Output, json_output
-from forebay.standard_streams import print_line
+from forebay.output import Output, json_output, print_line
 from forebay.store_kinds import STORE_KINDS
 from forebay.store_spec import StoreSpec
 from forebay.wire.scans import posted_cursor

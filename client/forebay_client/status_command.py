@@ -16,8 +16,7 @@ from rich.text import Text
 
 from forebay.errors import ForebayError
 from forebay.lag import UNLIMITED, Lag, Tolerance
-from forebay.output import Output, json_output, terminal
-from forebay.standard_streams import print_line
+from forebay.output import Output, json_output, print_line, terminal
 from forebay_client.command_target import Server, server_options
 
 _MAX_NAMED = 3

@@ -20,8 +20,8 @@ from forebay import __version__
 from forebay.backend_registry import extra_missing
 from forebay.errors import ExtraMissing, ForebayError
 from forebay.file_access import naming_denials
+from forebay.output import prepare_streams, print_line
 from forebay.settings import Setting, Tier, load_settings, load_some, settings_for
-from forebay.standard_streams import prepare_streams, print_line
 
 COMMANDS_ENTRY_POINTS = "forebay.commands"
 FILE = click.Path(path_type=Path, readable=False)

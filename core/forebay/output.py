@@ -1,21 +1,52 @@
-"""What a command prints: tables and sentences for people, or JSON for programs."""
+"""What a command prints: tables and sentences for people, or JSON for programs, whatever the output's encoding.
+
+Rich is imported where it is used: it takes long, and workers import this module too.
+"""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import functools
+import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console, RenderableType
-from rich.text import Text
 
-from forebay.standard_streams import print_line
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
 
 _PIPED_COLUMNS = 1_000
+_ESCAPED = "forebay-escaped"
+
+
+def prepare_streams() -> None:
+    """Have characters that the encoding of an output lacks, and lone surrogates, escaped as JSON does.
+
+    A JSON document stays the same document so. A stream that the caller has closed takes everything.
+    """
+    codecs.register_error(_ESCAPED, _escaped)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_ESCAPED)
+
+
+def print_line(text: str, *, to_stderr: bool = False) -> None:
+    """Print a line at once. Why: ``click.echo`` writes UTF-8 where the encoding is ASCII."""
+    print(text, file=sys.stderr if to_stderr else sys.stdout, flush=True)
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 class Output:
@@ -33,6 +64,8 @@ class Output:
         if self.as_json:
             print_line(text)
             return
+        from rich.text import Text
+
         for renderable in shown:
             terminal().print(renderable, soft_wrap=isinstance(renderable, str | Text))
 
@@ -60,6 +93,8 @@ def json_output(function: Callable[..., None]) -> Callable[..., None]:
 def terminal() -> Console:
     """As wide as the terminal; without one, names are not broken to fit. What looks like markup is printed
     unchanged."""
+    from rich.console import Console
+
     width = None if sys.stdout.isatty() else _PIPED_COLUMNS
     return Console(width=width, markup=False, emoji=False, highlight=False)
 
@@ -74,7 +109,7 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], No
     if not sys.stderr.isatty():
         yield lambda more: None
         return
-    # Here: it takes long to import, and workers import this module too.
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

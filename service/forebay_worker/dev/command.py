@@ -13,7 +13,7 @@ import click
 
 from forebay.errors import SettingError
 from forebay.file_access import cause
-from forebay.standard_streams import print_line
+from forebay.output import print_line
 from forebay.streams_metadata import HostInfo, is_loopback
 from forebay_web.listeners import bind
 from forebay_worker.dev.cluster import DevCluster
