@@ -25,7 +25,7 @@ def settings_page() -> str:
         "entry in the `--config` file (TOML, same names with `_`), else the default. In the file, and among",
         "variables that begin with `FOREBAY_`, names that mean nothing are refused. A flag with a default of",
         "`True` or `False` means `true` if it is given alone.",
-        "Generated from `core/forebay/settings/table.py` by `python -m docs.generate`.",
+        "Generated from `core/forebay/settings.py` by `python -m docs.generate`.",
         "",
         "| flag | environment | default | tiers | meaning |",
         "|---|---|---|---|---|",

@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from forebay.settings import RouterSettings, WorkerSettings, load_settings
+from forebay.setting_sources import load_settings
+from forebay.settings import RouterSettings, WorkerSettings
 from forebay_router.app import make_app as make_router_app
 from forebay_router.metrics import RouterMetrics
 from forebay_router.router import Router

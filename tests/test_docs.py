@@ -25,7 +25,8 @@ from forebay.client import Client
 from forebay.codecs.keys import KEY_CODECS
 from forebay.codecs.values import VALUE_CODECS
 from forebay.errors import Forbidden, Problem, Unauthenticated
-from forebay.settings import SETTINGS, RouterSettings, load_settings
+from forebay.setting_sources import load_settings
+from forebay.settings import SETTINGS, RouterSettings
 from forebay.store_spec import PARTITIONER_ENTRY_POINTS, StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
 from forebay.topology import SubTopology

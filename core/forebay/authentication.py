@@ -11,7 +11,7 @@ from forebay.bearer_tokens import BearerTokens, TokenHolder, TokensFile
 from forebay.errors import Forbidden, SettingError
 from forebay.grants import GrantedTokens
 from forebay.logs import LogThrottle
-from forebay.settings.table import TierSettings
+from forebay.settings import TierSettings
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from forebay.backend_registry import extra_missing
 from forebay.errors import ExtraMissing, ForebayError
 from forebay.file_access import naming_denials
 from forebay.output import prepare_streams, print_line
-from forebay.settings import Setting, Tier, load_settings, load_some, settings_for
+from forebay.setting_sources import load_settings, load_some
+from forebay.settings import Setting, Tier, settings_for
 
 COMMANDS_ENTRY_POINTS = "forebay.commands"
 FILE = click.Path(path_type=Path, readable=False)

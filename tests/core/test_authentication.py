@@ -5,8 +5,8 @@ import pytest
 from forebay.authentication import Authenticator, make_authenticator
 from forebay.bearer_tokens import TokensFile
 from forebay.errors import Forbidden, SettingError
+from forebay.setting_sources import load_settings
 from forebay.settings import RouterSettings
-from forebay.settings.reading import load_settings
 from tests.support.installed import install_authenticator
 from tests.support.tokens import token_of
 

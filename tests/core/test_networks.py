@@ -2,7 +2,7 @@ import pytest
 
 from forebay.errors import SettingError
 from forebay.networks import Networks
-from forebay.settings import load_settings
+from forebay.setting_sources import load_settings
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,8 @@ import pytest
 from forebay.cli import commands
 from forebay.errors import SettingError
 from forebay.listen_addresses import UnixAddress
-from forebay.settings import (
-    SETTINGS,
-    RouterSettings,
-    Setting,
-    Tier,
-    WorkerSettings,
-    load_settings,
-    parse_setting,
-)
+from forebay.setting_sources import load_settings, parse_setting
+from forebay.settings import SETTINGS, RouterSettings, Setting, Tier, WorkerSettings
 from forebay.streams_metadata import HostInfo
 
 WORKER_FLAGS = {"topology": "t.toml", "changelog": "sqlite:///c", "state_dir": "state"}

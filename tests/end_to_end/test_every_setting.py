@@ -27,7 +27,8 @@ from forebay.clock import boot_ms
 from forebay.codecs.values import VALUE_CODECS
 from forebay.errors import Forbidden, Overloaded, SchemaUnavailable, SettingError, TopicMissing
 from forebay.lag import UNKNOWN_LAG, Lag, Tolerance
-from forebay.settings import RouterSettings, Tier, WorkerSettings, load_settings, settings_for
+from forebay.setting_sources import load_settings
+from forebay.settings import RouterSettings, Tier, WorkerSettings, settings_for
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import ClusterMap, Generation, HostInfo, StreamsMetadata
 from forebay.task_ids import TaskId, TopicPartition

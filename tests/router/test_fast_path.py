@@ -8,7 +8,8 @@ from typing import cast
 import pytest
 
 from forebay.routing.failover_policy import GiveUp
-from forebay.settings import RouterSettings, load_settings
+from forebay.setting_sources import load_settings
+from forebay.settings import RouterSettings
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
 from forebay.wire.answers import HttpAnswer

@@ -7,7 +7,8 @@ import pytest
 
 from forebay.errors import SettingError
 from forebay.listen_addresses import parse_listen_address
-from forebay.settings import WorkerSettings, load_settings
+from forebay.setting_sources import load_settings
+from forebay.settings import WorkerSettings
 from forebay.streams_metadata import HostInfo
 from forebay_worker.command import DIVIDED, shares
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from forebay.settings import WorkerSettings, load_settings
+from forebay.setting_sources import load_settings
+from forebay.settings import WorkerSettings
 from forebay.streams_metadata import HostInfo
 from forebay_web.limits import Limits
 from forebay_worker.state.offsets_file import CAUGHT_UP

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from forebay.cli import commands
-from forebay.settings import load_settings
+from forebay.setting_sources import load_settings
 
 
 def settings_of(command_line: list[str], environment: dict[str, str]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from forebay.settings import RouterSettings, load_settings
+from forebay.setting_sources import load_settings
+from forebay.settings import RouterSettings
 from forebay_web.limits import Limits
 from forebay_web.server import Service, serve
 

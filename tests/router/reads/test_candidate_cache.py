@@ -2,7 +2,8 @@
 
 from forebay.clock import boot_ms
 from forebay.lag import Lag
-from forebay.settings import RouterSettings, load_settings
+from forebay.setting_sources import load_settings
+from forebay.settings import RouterSettings
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
 from forebay_router.cluster.worker_view import Report, WorkerView

@@ -17,7 +17,8 @@ import pytest
 from forebay.clock import boot_ms
 from forebay.lag import Lag
 from forebay.routing.failover_policy import ReadPolicy, Wait
-from forebay.settings import RouterSettings, load_settings
+from forebay.setting_sources import load_settings
+from forebay.settings import RouterSettings
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
 from forebay.wire.answers import HttpAnswer

@@ -16,7 +16,8 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from forebay.bearer_tokens import holder_of
-from forebay.settings import RouterSettings, load_settings
+from forebay.setting_sources import load_settings
+from forebay.settings import RouterSettings
 from forebay.wire.answers import HttpAnswer
 from forebay_web.fast_path.pending import PendingResponse
 from forebay_web.fast_path.protocol import FastPathProtocol, Handlers, KeyHandler, Outcome, make_protocol

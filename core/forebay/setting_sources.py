@@ -1,4 +1,4 @@
-"""Reads a setting's value from its flag, the environment, the config file or the default."""
+"""Reads a setting's value from its flag, ``FOREBAY_<NAME>``, the ``--config`` file (TOML) or the default."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from forebay.errors import SettingError
 from forebay.file_access import cause
 from forebay.listen_addresses import ListenAddress, exposed_addresses, parse_listen_address
-from forebay.settings.table import ENVIRONMENT_PREFIX, SETTINGS, Setting, Tier, settings_for
+from forebay.settings import ENVIRONMENT_PREFIX, SETTINGS, Setting, Tier, settings_for
 from forebay.streams_metadata import HostInfo
 from forebay.toml_tables import did_you_mean
 
