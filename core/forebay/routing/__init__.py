@@ -1,1 +1,1 @@
-"""Which replicas to ask, in which order and when: shared by routers and clients."""
+"""Which replicas a router asks, in which order and when. No I/O is done here."""

@@ -15,7 +15,7 @@ _Host = TypeVar("_Host")
 
 
 class Holder(NamedTuple):
-    """One replica as known to a router or a client.
+    """One replica as known to a router.
 
     ``lag`` is the last one reported, unknown once the report is too old. ``load`` is how many requests are in
     flight there, and ``window`` how many there should be at most while the worker recovers, None if it does not.
