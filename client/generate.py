@@ -36,7 +36,7 @@ _TEXTS = {
     pickled as a ``Client`` is. Raises ``ValueError`` for an invalid HTTP URL, proxy or token.
 """: """\
     With ``decimals``, numbers of values that have a fraction or an exponent are ``decimal.Decimal``, exactly as
-    answers have them, and floats otherwise.
+    answers have them, and floats otherwise. ``partition_aware`` is refused: run a router beside the program.
 
     ``timeout_ms`` applies to calls that give none; ``token`` is sent to every server. ``verify`` is that of
     ``httpx``: an ``ssl.SSLContext`` with the authorities and client certificates for ``https`` URLs (a

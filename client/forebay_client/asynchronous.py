@@ -18,7 +18,7 @@ from forebay.streams_metadata import StreamsMetadataState
 from forebay.wire.parameters import DEFAULT_LIMIT
 from forebay_client import fork_safety
 from forebay_client.async_connections import AsyncConnections, AsyncTurn
-from forebay_client.client_connections import maker
+from forebay_client.client_connections import NOT_PARTITION_AWARE, maker
 from forebay_client.description_plans import Descriptions
 from forebay_client.exchange import Close, Discard, Exchange, Pause, Plan, Receive, Reply, Step
 from forebay_client.httpx_clients import shut_down
@@ -351,8 +351,11 @@ class AsyncClient(AsyncReader):
         token: str | None = None,
         verify: ssl.SSLContext | bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
+        partition_aware: bool = False,
         decimals: bool = False,
     ) -> None:
+        if partition_aware:
+            raise ValueError(NOT_PARTITION_AWARE)
         servers = server_urls(urls)
         proxies = {} if transport is not None else proxies_of(servers)
         exchange = Exchange(urls, timeout_ms, proxies=proxies, decimals=decimals)

@@ -17,7 +17,7 @@ from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
 from forebay.wire.parameters import DEFAULT_LIMIT
 from forebay_client import fork_safety
-from forebay_client.client_connections import maker
+from forebay_client.client_connections import NOT_PARTITION_AWARE, maker
 from forebay_client.connections import Connections, Turn
 from forebay_client.description_plans import Descriptions
 from forebay_client.exchange import Close, Discard, Exchange, Pause, Plan, Receive, Reply, Step
@@ -337,7 +337,7 @@ class Client(Reader):
     """Reads from a router or a worker, or from the first of several that can be reached.
 
     With ``decimals``, numbers of values that have a fraction or an exponent are ``decimal.Decimal``, exactly as
-    answers have them, and floats otherwise.
+    answers have them, and floats otherwise. ``partition_aware`` is refused: run a router beside the program.
 
     ``timeout_ms`` applies to calls that give none; ``token`` is sent to every server. ``verify`` is that of
     ``httpx``: an ``ssl.SSLContext`` with the authorities and client certificates for ``https`` URLs (a
@@ -355,8 +355,11 @@ class Client(Reader):
         token: str | None = None,
         verify: ssl.SSLContext | bool = True,
         transport: httpx.BaseTransport | None = None,
+        partition_aware: bool = False,
         decimals: bool = False,
     ) -> None:
+        if partition_aware:
+            raise ValueError(NOT_PARTITION_AWARE)
         servers = server_urls(urls)
         proxies = {} if transport is not None else proxies_of(servers)
         exchange = Exchange(urls, timeout_ms, proxies=proxies, decimals=decimals)

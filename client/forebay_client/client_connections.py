@@ -26,6 +26,10 @@ OTHER_LOOP = (
     "event loop."
 )
 NO_LOOP = "An asynchronous client needs a running asyncio event loop."
+NOT_PARTITION_AWARE = (
+    "partition_aware is no more: run a router beside the program, which all languages share, and give the client "
+    "its URL. See docs/routers.md."
+)
 
 T = TypeVar("T")
 

@@ -315,6 +315,11 @@ def has_decimals(script: Script, _: object) -> None:
         assert type(client.get("s", "k").value) is float
 
 
+def is_refused(script: Script, _: object) -> None:
+    with pytest.raises(ValueError, match="run a router beside the program"):
+        scripted(script, partition_aware=True)
+
+
 CONSTRUCTOR: dict[str, Callable[[Script, Any], None] | str] = {
     "urls": asks_its_servers,
     "timeout_ms": has_its_time,
@@ -322,6 +327,7 @@ CONSTRUCTOR: dict[str, Callable[[Script, Any], None] | str] = {
     "verify": verifies,
     "transport": sends_through_its_transport,
     "decimals": has_decimals,
+    "partition_aware": is_refused,
 }
 
 

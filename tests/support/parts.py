@@ -14,7 +14,7 @@ class Part(NamedTuple):
 PARTS = {
     "core": Part("forebay", 8_890, 7_850),
     "changelog": Part("forebay_changelog", 6_480, 5_550),
-    "client": Part("forebay_client", 3_860, 3_860),
+    "client": Part("forebay_client", 3_875, 3_875),
     "web": Part("forebay_web", 6_750, 5_500),
     "console": Part("forebay_console", 1_150, 1_150),
     "service": Part("forebay_worker", 15_120, 12_500),
