@@ -14,7 +14,7 @@ from bench.deployment import ask
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from examples.broker import java
+from examples.jvm import java
 from tests.support.cluster import free_port, wait_until
 
 _ROOT = Path(__file__).parents[1]

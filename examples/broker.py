@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import base64
-import os
 import shutil
 import signal
 import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from examples.jvm import KAFKA_JARS, java, kafka_classes
 from examples.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
-_JARS = ROOT / ".jars" / "kafka"
 _START_DEADLINE_S = 60.0
 _STOP_DEADLINE_S = 20.0
 
@@ -52,12 +51,6 @@ log.retention.check.interval.ms=1000
 """
 
 
-def java() -> str:
-    """The command, of ``JAVA_HOME`` if that is set."""
-    home = os.environ.get("JAVA_HOME")
-    return os.path.join(home, "bin", "java") if home else "java"
-
-
 @dataclass(frozen=True)
 class _Place:
     """A broker's place in its cluster."""
@@ -76,8 +69,9 @@ class Broker:
     """One KRaft broker, combined with its controller, keeping its data in ``directory``.
 
     ``protocol`` is the clients' protocol, ``options`` are those of their listener, and ``users`` are names and
-    passwords for SCRAM-SHA-512. ``place`` is its place in a cluster of several. Starting it raises
-    ``FileNotFoundError`` without Java or Maven, and ``RuntimeError`` if it does not come up.
+    passwords for SCRAM-SHA-512. ``place`` is its place in a cluster of several. ``java_options`` are further ones
+    of its JVM. Starting it raises ``FileNotFoundError`` without Java or Maven, and ``RuntimeError`` if it does not
+    come up.
     """
 
     def __init__(
@@ -87,9 +81,11 @@ class Broker:
         options: Mapping[str, object] = MappingProxyType({}),
         users: Mapping[str, str] = MappingProxyType({}),
         place: _Place | None = None,
+        java_options: Sequence[str] = (),
     ) -> None:
         self._directory = directory
         self._users = users
+        self._java_options = java_options
         self._process: subprocess.Popen[bytes] | None = None
         self._place = place or _places(1)[0]
         count = len(self._place.controller_ports)
@@ -190,9 +186,14 @@ class Broker:
 
     def _java(self, *arguments: str) -> subprocess.Popen[bytes]:
         options = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
+        if kafka_classes().exists():
+            options.append(f"-XX:SharedArchiveFile={kafka_classes()}")
         with (self._directory / "broker.log").open("ab") as log:
             return subprocess.Popen(
-                [java(), *options, "-cp", f"{_JARS}/*", *arguments], stdout=log, stderr=log, cwd=self._directory
+                [java(), *options, *self._java_options, "-cp", f"{KAFKA_JARS}/*", *arguments],
+                stdout=log,
+                stderr=log,
+                cwd=self._directory,
             )
 
 

@@ -8,7 +8,8 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
-from examples.broker import Broker, java
+from examples.broker import Broker
+from examples.jvm import java, spark_options
 from examples.spark_connector import spark_connector
 from tests.support.checkpoints import copied, extracted, spark_4_0, written
 from tests.support.cluster import Cluster, running_cluster
@@ -33,8 +34,7 @@ def pytest_configure() -> None:
     # A TLS context for each call of httpx.get takes 25 ms, which makes the waiting loops a load of their own.
     default = httpx._transports.default
     default.create_ssl_context = functools.cache(default.create_ssl_context)
-    # No JVM of the tests lives long enough for its second compiler to pay.
-    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    os.environ.setdefault("JDK_JAVA_OPTIONS", spark_options())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 
 import pyspark
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"
@@ -39,3 +40,14 @@ def start_spark(jars: str = "", master: str = "local[2]") -> SparkSession:
     )
     spark.sparkContext.setLogLevel("ERROR")
     return spark
+
+
+def end_jvm(deadline_s: float = 30.0) -> None:
+    """End the JVM of a session that was stopped, so that the next session has one of its own."""
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        # It ends with its standard input.
+        gateway.proc.stdin.close()
+        gateway.proc.wait(deadline_s)
+        SparkContext._gateway = SparkContext._jvm = None

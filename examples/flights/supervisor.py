@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 
 from examples.broker import Broker
+from examples.jvm import spark_options
 from examples.ports import free_ports
 from examples.spark_connector import spark_connector
 from forebay.topology_file import load_topology
@@ -214,5 +215,4 @@ class Supervisor:
 
 
 _FOREBAY = [sys.executable, "-m", "forebay"]
-# Spark's JVM lives for minutes here: its second compiler would cost more than it saves.
-_ENVIRONMENT = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", **os.environ}
+_ENVIRONMENT = {"JDK_JAVA_OPTIONS": spark_options(), **os.environ}

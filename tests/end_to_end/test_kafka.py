@@ -15,7 +15,8 @@ from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient
 
-from examples.broker import ROOT, Broker, java
+from examples.broker import ROOT, Broker
+from examples.jvm import java
 from forebay.task_ids import TopicPartition
 from tests.conftest import need_kafka
 from tests.support.cluster import Cluster, restore_processes, running_cluster, wait_until
