@@ -20,12 +20,12 @@ from tests.conftest import need_kafka
 from tests.end_to_end.test_kafka_oauth import SECRET, follow_for_three_lives, issuer, listener_options
 from tests.end_to_end.test_kafka_security import chain_of, key_of
 from tests.end_to_end.test_spark_sink import Source
-from tests.end_to_end.test_spark_sink_kafka import TOPOLOGY, jars, jvm, spark
+from tests.end_to_end.test_spark_sink_kafka import TOPOLOGY, jars, spark
 from tests.support.cluster import Cluster, running_cluster
 from tests.support.commands import forebay
 from tests.support.issuer import Issuer
 
-__all__ = ["issuer", "jars", "jvm", "spark"]
+__all__ = ["issuer", "jars", "spark"]
 
 pytestmark = [pytest.mark.kafka]
 

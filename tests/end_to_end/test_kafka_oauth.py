@@ -13,12 +13,12 @@ from forebay_changelog.kafka.topics import KafkaTopics
 from forebay_changelog.kafka.url import ALLOWED_URLS, KafkaUrl
 from tests.conftest import need_kafka
 from tests.end_to_end.test_spark_sink import Source, run
-from tests.end_to_end.test_spark_sink_kafka import TOPOLOGY, jars, jvm, spark
+from tests.end_to_end.test_spark_sink_kafka import TOPOLOGY, jars, spark
 from tests.support.cluster import Cluster, free_port, running_cluster, wait_until
 from tests.support.commands import forebay
 from tests.support.issuer import Issuer
 
-__all__ = ["jars", "jvm", "spark"]
+__all__ = ["jars", "spark"]
 
 pytestmark = [pytest.mark.kafka]
 

@@ -20,11 +20,11 @@ from forebay.task_ids import TopicPartition
 from forebay_changelog.kafka.changelog import KafkaChangelog
 from tests.conftest import need_kafka
 from tests.end_to_end.test_spark_sink import Source, run
-from tests.end_to_end.test_spark_sink_kafka import TOPOLOGY, jars, jvm, spark
+from tests.end_to_end.test_spark_sink_kafka import TOPOLOGY, jars, spark
 from tests.support.cluster import Cluster, running_cluster, wait_until
 from tests.support.kafka_topics import Reader
 
-__all__ = ["jars", "jvm", "spark"]
+__all__ = ["jars", "spark"]
 
 pytestmark = [pytest.mark.kafka]
 

@@ -17,6 +17,7 @@ from tests.conftest import need_kafka, spark_kafka_jars
 from tests.end_to_end.test_spark_sink import Source, refusal, run
 from tests.end_to_end.test_state_tap import running_tap
 from tests.support.cluster import Cluster, running_cluster, unstamped, wait_until
+from tests.support.local_spark import use_jvm
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -69,34 +70,15 @@ def session(**more: object) -> Any:
     return built
 
 
-def end_jvm() -> None:
-    """Let the next session have a JVM of its own: jars are found by a driver that was launched with them."""
-    from pyspark import SparkContext
-
-    gateway = SparkContext._gateway
-    if gateway is not None:
-        gateway.shutdown()
-        # It ends with its standard input.
-        gateway.proc.stdin.close()
-        gateway.proc.wait(30)
-        SparkContext._gateway = SparkContext._jvm = None
-
-
-@pytest.fixture(scope="module")
-def jvm() -> Iterator[None]:
-    need_kafka()
-    end_jvm()
-    yield
-    end_jvm()
-
-
 @pytest.fixture(scope="module")
 def jars() -> str:
+    need_kafka()
     return spark_kafka_jars()
 
 
 @pytest.fixture(scope="module")
-def spark(jvm: None, jars: str) -> Iterator[Any]:
+def spark(jars: str) -> Iterator[Any]:
+    use_jvm(jars)
     running = session(jars=jars)
     yield running
     running.stop()

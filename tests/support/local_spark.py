@@ -5,13 +5,28 @@ from collections.abc import Iterator
 from typing import Any
 
 
+def use_jvm(jars: str = "") -> None:
+    """Have the next session in a JVM that was launched with Spark's connector, or without: only then is it found.
+
+    A JVM outlives its sessions, and the next one finds it warm.
+    """
+    from pyspark import SparkContext
+
+    from examples.flights.session import end_jvm
+
+    jvm = SparkContext._jvm
+    if jvm is not None and bool(jvm.java.lang.System.getProperty("spark.jars")) != bool(jars):
+        end_jvm()
+
+
 @contextlib.contextmanager
 def local_spark() -> Iterator[Any]:
-    """A session, which ends with the block."""
+    """A session without Spark's connector, which ends with the block."""
     from pyspark.sql import SparkSession
 
     from examples.flights.session import FILE_MANAGER
 
+    use_jvm()
     session = (
         SparkSession.builder.master("local[2]")
         .config("spark.driver.host", "127.0.0.1")
