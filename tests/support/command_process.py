@@ -34,12 +34,19 @@ _FORKED.set_forkserver_preload(
 
 
 class CommandProcess:
-    """``python -m forebay`` with these arguments, and what ``subprocess.Popen`` has of it."""
+    """``python -m forebay`` with these arguments, and what ``subprocess.Popen`` has of it.
 
-    def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    ``log`` gets what it writes, but for standard error if that has a file of its own, ``errors``.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], log: Path, environment: Mapping[str, str], errors: Path | None = None
+    ) -> None:
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._process = _FORKED.Process(
-            target=_run, args=(list(arguments), str(log), dict(environment), limits, _PATH), daemon=True
+            target=_run,
+            args=(list(arguments), [log, errors or log], dict(environment), limits, _PATH, os.getcwd()),
+            daemon=True,
         )
         self._process.start()
         assert self._process.pid is not None
@@ -73,8 +80,14 @@ class CommandProcess:
 
 
 def _run(
-    arguments: list[str], log: str, environment: dict[str, str], limits: tuple[int, int], path: tuple[str, ...]
+    arguments: list[str],
+    written: list[Path],
+    environment: dict[str, str],
+    limits: tuple[int, int],
+    path: tuple[str, ...],
+    directory: str,
 ) -> None:
+    os.chdir(directory)
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     os.environ.clear()
     os.environ.update(environment)
@@ -84,8 +97,8 @@ def _run(
     with contextlib.suppress(ImportError):
         importlib.import_module("sitecustomize")
     sys.argv[1:] = arguments
-    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for standard in (1, 2):
-        os.dup2(written, standard)
-    os.close(written)
+    for standard, file in enumerate(written, 1):
+        opened = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(opened, standard)
+        os.close(opened)
     runpy.run_module("forebay", run_name="__main__", alter_sys=True)

@@ -3,6 +3,10 @@
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
+
+from tests.support.command_process import CommandProcess
 
 _WITHOUT_RIGHTS = ("setpriv", "--inh-caps=-all", "--bounding-set=-all") if os.geteuid() == 0 else ()
 """Takes from root what it has beyond other users."""
@@ -10,7 +14,15 @@ _WITHOUT_RIGHTS = ("setpriv", "--inh-caps=-all", "--bounding-set=-all") if os.ge
 
 def forebay(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    return _run(*arguments)
+    command = list(map(str, arguments))
+    with tempfile.TemporaryDirectory() as directory:
+        output, errors = Path(directory) / "output", Path(directory) / "errors"
+        process = CommandProcess(command, output, os.environ, errors)
+        try:
+            status = process.wait(30)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(command, status, output.read_text(), errors.read_text())
 
 
 def forebay_without_rights(*arguments: object) -> subprocess.CompletedProcess[str]:
