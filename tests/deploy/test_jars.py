@@ -24,6 +24,17 @@ POM = """
   </dependencies>
 </project>
 """
+SETTINGS = """
+<settings>
+  <mirrors>
+    <mirror>
+      <id>mirror</id>
+      <mirrorOf>*</mirrorOf>
+      <url>{}</url>
+    </mirror>
+  </mirrors>
+</settings>
+"""
 
 
 @pytest.mark.skipif(shutil.which("mvn") is None, reason="mvn is not on the PATH")
@@ -34,10 +45,10 @@ def test_damaged_library_is_fetched_again_by_one_of_many(tmp_path: Path) -> None
     shutil.copy(FETCH, scripts)
     (scripts / "small.xml").write_text(POM)
     repository = tmp_path / "repository"
-    environment = {**os.environ, "MAVEN_OPTS": f"-Dmaven.repo.local={repository}"}
 
-    def fetch(count: int) -> list[str]:
+    def fetch(count: int, *options: str) -> list[str]:
         """The errors of several that run at once."""
+        environment = {**os.environ, "MAVEN_OPTS": " ".join([f"-Dmaven.repo.local={repository}", *options])}
         running = [
             subprocess.Popen([scripts / "fetch", "small"], env=environment, stderr=subprocess.PIPE, text=True)
             for _ in range(count)
@@ -47,11 +58,16 @@ def test_damaged_library_is_fetched_again_by_one_of_many(tmp_path: Path) -> None
         return errors
 
     fetch(1)
+    # What is fetched again comes from here: Maven Central would take longer for the same.
+    mirror = shutil.copytree(repository, tmp_path / "mirror")
+    settings = tmp_path / ".m2" / "settings.xml"
+    settings.parent.mkdir()
+    settings.write_text(SETTINGS.format(mirror.as_uri()))
     [library] = repository.glob("net/sf/jopt-simple/**/*.jar")
     library.write_bytes(library.read_bytes()[:1000])
     shutil.rmtree(tmp_path / ".jars")
 
-    errors = fetch(3)
+    errors = fetch(3, f"-Duser.home={tmp_path}")
 
     assert sum("jopt-simple-5.0.4.jar is damaged." in error for error in errors) == 1
     assert zipfile.ZipFile(tmp_path / ".jars" / "small" / "jopt-simple-5.0.4.jar").testzip() is None
