@@ -168,9 +168,10 @@ def run_check(supervisor: Supervisor, flights: pd.DataFrame, total_slices: int) 
     finally:
         reader.stop()
         watcher.stop()
+    min_batches = min(MIN_BATCHES, total_slices)
     findings = [
         Finding(
-            f"{query}: micro-batches", str(supervisor.batches[query]), supervisor.batches[query] >= MIN_BATCHES
+            f"{query}: micro-batches", str(supervisor.batches[query]), supervisor.batches[query] >= min_batches
         )
         for query in _IN_SMALL_BATCHES
     ]

@@ -1,4 +1,4 @@
-"""The flights demo: ``scripts/demo [--speed N|max] [--kafka] [--tap] [--check]``."""
+"""The flights demo: ``scripts/demo [--speed N|max] [--days N] [--kafka] [--tap] [--check]``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.table import Table
 
 from examples.broker import Broker
 from examples.flights.check import Finding, examples, run_check
-from examples.flights.flights import load_flights, replay, slices
+from examples.flights.flights import first_days, load_flights, replay, slices
 from examples.flights.supervisor import DemoFailed, Supervisor
 from examples.ports import free_ports
 from forebay.errors import ForebayError
@@ -40,11 +40,14 @@ def main() -> None:
     try:
         port = free_ports(1)[0] if arguments.check else arguments.port
         bind(HostInfo("127.0.0.1", port)).close()
-        # At full speed a worker would be behind for milliseconds only; paced, it can be seen to catch up.
-        options = ("--apply-records-per-second", str(_CHECK_APPLY_RATE)) if arguments.check else ()
+        # At full speed a worker would be behind for milliseconds only. Paced, it can be seen to catch up, and
+        # for as long however few the days are.
+        rate = _CHECK_APPLY_RATE * arguments.days // 365
+        options = ("--apply-records-per-second", str(rate)) if arguments.check else ()
         broker = Broker(directory / "kafka") if arguments.kafka else None
         supervisor = Supervisor(directory, port, options, broker, arguments.tap)
-        passed = run(supervisor, None if arguments.check else arguments.speed, check=arguments.check)
+        speed = None if arguments.check else arguments.speed
+        passed = run(supervisor, speed, arguments.days, check=arguments.check)
     except KeyboardInterrupt:
         passed = True
     except (DemoFailed, ForebayError, FileNotFoundError) as error:
@@ -58,10 +61,10 @@ def main() -> None:
     sys.exit(0 if passed else 1)
 
 
-def run(supervisor: Supervisor, days_per_second: float | None, *, check: bool) -> bool:
-    """Start everything and replay the flights; then check, or stay up until interrupted."""
+def run(supervisor: Supervisor, days_per_second: float | None, days: int, *, check: bool) -> bool:
+    """Start everything and replay the flights of so many days; then check, or stay up until interrupted."""
     begun = time.monotonic()
-    flights = load_flights()
+    flights = first_days(load_flights(), days)
     missing = int(flights["tailnum"].isna().sum())
     console.print(f"{len(flights):,} flights; {missing:,} have no tail number and count for no aircraft.")
     console.print(f"Starting three workers, a router and the Spark job{' and its taps' * supervisor.tapped}…")
@@ -79,7 +82,7 @@ def run(supervisor: Supervisor, days_per_second: float | None, *, check: bool) -
     if check:
         _print_findings(findings, time.monotonic() - begun)
         return all(finding.passed for finding in findings)
-    console.print("The year is over; everything stays up until Ctrl-C.")
+    console.print("No flight is left; everything stays up until Ctrl-C.")
     while True:
         supervisor.check_alive()
         time.sleep(1)
@@ -175,6 +178,7 @@ def _speed(text: str) -> float | None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/demo", description="Flights of 2013, streamed and served.")
     parser.add_argument("--speed", type=_speed, default=2.0, help="days of 2013 a second, or 'max' (default 2)")
+    parser.add_argument("--days", type=int, default=365, help="days of 2013 from its first one (default 365)")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="the router's port (default 8080)")
     parser.add_argument("--kafka", action="store_true", help="log and group on a Kafka broker of its own")
     parser.add_argument("--tap", action="store_true", help="serve what the job without forebay keeps itself")

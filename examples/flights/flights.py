@@ -45,6 +45,12 @@ def load_flights() -> pd.DataFrame:
     return flights.sort_values(ORDER, kind="stable", ignore_index=True)[_COLUMNS]
 
 
+def first_days(flights: pd.DataFrame, days: int) -> pd.DataFrame:
+    """The flights of the year's first days."""
+    end = flights["time_hour"].iloc[0] + pd.Timedelta(days=days)
+    return flights[flights["time_hour"] < end]
+
+
 def slices(flights: pd.DataFrame, days_per_slice: float) -> Iterator[pd.DataFrame]:
     """The flights in slices of this many days, none of them empty."""
     first = flights["time_hour"].iloc[0]
