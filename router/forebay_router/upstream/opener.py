@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +21,15 @@ from forebay.wire.answer_schemas.status import IDENTITY_PATH, MAX_IDENTITY_BYTES
 from forebay.wire.answers import HttpAnswer
 from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed, parse_answer
 from forebay_router.upstream.event_upstream import EventUpstream
-from forebay_router.upstream.happy_eyeballs import Address, AsyncRace, in_turn
 from forebay_web.tls import trust
 
 Encryption = Callable[[HostInfo], Mapping[str, Any]]
 """What asyncio needs to encrypt a connection to a worker: nothing if it is not to be encrypted."""
+Address = tuple[int, Any]
+"""A family, and what ``socket.connect`` takes."""
 _CONNECT_TIMEOUT_S = 1.0
+_ATTEMPT_DELAY_S = 0.25
+"""Between attempts at the addresses of a name, as RFC 8305 recommends it; less if there are many."""
 _MAX_IDENTITY_S = 30.0
 _UNACKNOWLEDGED_MS = 2_000
 """How long a worker's machine may leave sent data unacknowledged; if only the process hangs, its system still
@@ -167,11 +173,8 @@ async def _socket_to(host: HostInfo) -> socket.socket:
     addresses = await _resolved(host)
     if len(addresses) == 1:
         return await _connected(addresses[0])
-    race = AsyncRace(_connected, _close, addresses, _CONNECT_TIMEOUT_S)
-    try:
-        return await race.winner()
-    finally:
-        await race.aclose()
+    delay_s = min(_ATTEMPT_DELAY_S, _CONNECT_TIMEOUT_S / max(1, len(addresses)))
+    return await _first_connected(addresses, delay_s)
 
 
 async def _resolved(host: HostInfo) -> list[Address]:
@@ -180,24 +183,60 @@ async def _resolved(host: HostInfo) -> list[Address]:
         with contextlib.suppress(socket.gaierror):
             # Nearly always an address, which takes no thread.
             flags = socket.AI_NUMERICHOST
-            return in_turn(socket.getaddrinfo(host.host, host.port, type=socket.SOCK_STREAM, flags=flags))
+            return interleaved(socket.getaddrinfo(host.host, host.port, type=socket.SOCK_STREAM, flags=flags))
         found = await asyncio.get_running_loop().getaddrinfo(host.host, host.port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
         # A name that DNS cannot have, such as one with two dots in a row.
         raise OSError(f"{host} is no address: {error}") from None
-    return in_turn(found)
+    return interleaved(found)
+
+
+def interleaved(found: Iterable[Sequence[Any]]) -> list[Address]:
+    """The results of ``getaddrinfo`` in their order, families alternating; RFC 8305, section 4."""
+    families: dict[int, list[Address]] = {}
+    for family, *_, sockaddr in found:
+        families.setdefault(family, []).append((family, sockaddr))
+    alternating = chain.from_iterable(zip_longest(*families.values()))
+    return list(dict.fromkeys(address for address in alternating if address is not None))
+
+
+async def _first_connected(addresses: Sequence[Address], delay_s: float) -> socket.socket:
+    """A socket connected to the address that accepts first; raises ``OSError`` if none does.
+
+    While an address is silent for this long, the next is tried beside it: happy eyeballs (RFC 8305).
+    """
+    waiting, faults = deque(addresses), []
+    attempts: dict[asyncio.Task[socket.socket], Address] = {}
+    try:
+        while waiting or attempts:
+            if waiting:
+                address = waiting.popleft()
+                attempts[asyncio.create_task(_connected(address))] = address
+            timeout_s = delay_s if waiting else None
+            ended, _ = await asyncio.wait(attempts, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            for attempt in ended:
+                _, sockaddr = attempts.pop(attempt)
+                error = attempt.exception()
+                if error is None:
+                    return attempt.result()
+                why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error
+                faults.append(f"{sockaddr[0]}: {why}")
+        raise OSError("; ".join(faults))
+    finally:
+        for attempt in attempts:
+            attempt.cancel()
+        for left in await asyncio.gather(*attempts, return_exceptions=True):
+            if isinstance(left, socket.socket):
+                left.close()
 
 
 async def _connected(address: Address) -> socket.socket:
-    own = socket.socket(address.family, socket.SOCK_STREAM)
+    family, sockaddr = address
+    own = socket.socket(family, socket.SOCK_STREAM)
     own.setblocking(False)
     try:
-        await asyncio.get_running_loop().sock_connect(own, address.sockaddr)
+        await asyncio.get_running_loop().sock_connect(own, sockaddr)
     except BaseException:
         own.close()
         raise
     return own
-
-
-async def _close(own: socket.socket) -> None:
-    own.close()
