@@ -27,11 +27,15 @@ from forebay.wire.answers import HttpAnswer, problem_answer
 from forebay_router.metrics import RouterMetrics
 from forebay_router.reads.batches import batch_get
 from forebay_router.reads.candidate_cache import CandidateCache, ReadTarget, RoutedKeyRead
-from forebay_router.reads.named_key import NamedKey
-from forebay_router.reads.partition_replicas import PartitionReplicas
 from forebay_router.reads.refusals import is_final
 from forebay_router.reads.replica_read import go_on, note
-from forebay_router.reads.replica_request import FirstRequest, ReplicaRequest, answered_by_now
+from forebay_router.reads.replica_request import (
+    FirstRequest,
+    NamedKey,
+    PartitionReplicas,
+    ReplicaRequest,
+    answered_by_now,
+)
 from forebay_router.router import Router
 from forebay_router.upstream.connection import TIME_TO_READ_S, AnsweredForAnother, UpstreamClosed, was_stopped
 from forebay_web.fast_path.pending import PendingResponse

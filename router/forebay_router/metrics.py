@@ -15,8 +15,8 @@ from forebay.lag import Lag
 from forebay.wire.answer_aging import stated_lags
 from forebay.wire.answers import WITH_LAG, HttpAnswer
 from forebay.wire.batches import KeyResult
+from forebay_router.cluster.worker_view import reported_in
 from forebay_router.router import Router
-from forebay_router.upstream.replica_headers import reported_in
 from forebay_web.health.store_counts import StoreCounts, added
 from forebay_web.histogram import Histogram, LagCounts, ServedLag
 from forebay_web.routes import BATCH_ROUTE

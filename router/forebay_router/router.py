@@ -25,8 +25,7 @@ from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.discovery import Discovery
 from forebay_router.cluster.seeds import Seeds
 from forebay_router.cluster.worker_view import WorkerView
-from forebay_router.upstream.credentials import credentials_of, token_networks_of
-from forebay_router.upstream.opener import Opener, encryption_of
+from forebay_router.upstream.opener import Opener, credentials_of, encryption_of, token_networks_of
 from forebay_router.upstream.pool import ConnectionPool
 from forebay_web.event_streams import EventStreams
 from forebay_web.health.findings import Finding

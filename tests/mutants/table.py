@@ -319,7 +319,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "answers-of-other-keys",
             "an answer is for the key that was asked",
-            "forebay_router.reads.named_key:NamedKey.is_in",
+            "forebay_router.reads.replica_request:NamedKey.is_in",
             "answer.body.startswith(self.document)",
             "True",
             "router/reads/test_named_key.py::test_a_key_is_found_in_its_own_answers_only",

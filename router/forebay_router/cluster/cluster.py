@@ -16,9 +16,8 @@ from forebay.streams_metadata import NO_GENERATION, ClusterMap, Generation, Host
 from forebay.task_ids import TopicPartition
 from forebay.wire.answer_schemas.status import Identity, StatusReport
 from forebay_router.cluster.rejected_addresses import RejectedAddresses
-from forebay_router.cluster.worker_view import Held, WorkerView
-from forebay_router.upstream.credentials import log_auth_rejection
-from forebay_router.upstream.replica_headers import reported_in
+from forebay_router.cluster.worker_view import Held, WorkerView, reported_in
+from forebay_router.upstream.opener import log_auth_rejection
 from forebay_web.health.survey import ReplicaState
 
 log = logging.getLogger(__name__)

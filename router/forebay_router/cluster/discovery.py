@@ -1,28 +1,30 @@
-"""Finds the workers, from seeds on, and keeps the picture of them up to date by polling."""
+"""Finds the workers, from seeds on, and keeps the picture of them up to date by polling, at a bounded cost."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import ssl
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from forebay.clock import boot_ms
 from forebay.errors import NotReady
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import Generation, HostInfo
+from forebay.timeouts import running_timeout
 from forebay.wire.answer_schemas.members import read_json
 from forebay.wire.answer_schemas.status import IDENTITY_PATH, Identity, StatusReport
 from forebay.wire.answer_schemas.stores import cluster_map_of
 from forebay.wire.answers import HttpAnswer
 from forebay_router.cluster.cluster import Cluster
-from forebay_router.cluster.polls import PollRefused, PollSchedule, WorkerDocuments
 from forebay_router.cluster.seeds import Seeds
 from forebay_router.upstream.connection import UpstreamClosed
-from forebay_router.upstream.credentials import REFUSALS, log_auth_rejection
-from forebay_router.upstream.opener import NotAdmitted, Opener
+from forebay_router.upstream.opener import REFUSALS, NotAdmitted, Opener, log_auth_rejection
+from forebay_router.upstream.pool import ConnectionPool
 
 log = logging.getLogger(__name__)
 _FORGET_AFTER_MS = 300_000.0
@@ -36,6 +38,14 @@ _REFRESH_MS = 250.0
 """How long a read waits at most for a newer map: longer would not help with a worker that hangs."""
 _ALIAS_POLL_INTERVAL_S = 5.0
 """Pause between polls of an address whose worker uses another one, which is polled as often as any."""
+_TIMEOUT_S = 1.0
+_MAX_AT_ONCE = 32
+_SHARE = 0.03
+"""Share of a core for all polls together: two workers with 100 replicas each are polled at the configured
+interval."""
+_EXCHANGE_S = 0.0002
+"""Time for sending a poll and receiving its answer, without parsing the document."""
+_WEIGHT = 0.1
 
 
 def read_status(body: bytes) -> tuple[HostInfo, StatusReport]:
@@ -45,6 +55,73 @@ def read_status(body: bytes) -> tuple[HostInfo, StatusReport]:
     """
     status = read_json(body, StatusReport)
     return HostInfo.parse(status.host), status
+
+
+class PollRefused(Exception):
+    """A worker answered a poll with a status other than 200."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"answered {status}")
+        self.status = status
+
+
+class WorkerDocuments:
+    """Asks workers for documents, on connections that no read shares."""
+
+    def __init__(self, credentials: Callable[[], bytes], opener: Opener) -> None:
+        self._credentials = credentials
+        self._pool = ConnectionPool(opener)
+        self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
+
+    async def get(self, address: HostInfo, path: str) -> bytes:
+        """The document at a path; raises ``PollRefused``, and ``OSError`` if there is no answer in time."""
+        request = b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (
+            path.encode(),
+            str(address).encode(),
+            self._credentials(),
+        )
+        async with self._turns, running_timeout(_TIMEOUT_S):
+            answer = await self._pool[address].request(request, dedicated_connection=True)
+        if answer.status != 200:
+            raise PollRefused(answer.status)
+        return answer.body
+
+    async def get_json(self, address: HostInfo, path: str) -> Any:
+        """The same, parsed."""
+        return json.loads(await self.get(address, path))
+
+    def forget(self, address: HostInfo) -> None:
+        """Close the connections to an address that is asked no more."""
+        self._pool.forget(address)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._pool.close()
+
+
+class PollSchedule:
+    """How long to wait from one poll of an address to the next, so that all together stay within their share."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._reading_s = 0.0
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Measure the cost of processing one answer."""
+        begun_s = time.thread_time()
+        try:
+            yield
+        finally:
+            self.spent(time.thread_time() - begun_s)
+
+    def spent(self, reading_s: float) -> None:
+        """Record the cost of one answer; the mean over all workers follows slowly."""
+        self._reading_s += (reading_s - self._reading_s) * _WEIGHT
+
+    def pause_s(self, addresses: int) -> float:
+        """The wait with this many addresses to poll, at least the configured interval."""
+        return max(self._interval_s, (self._reading_s + _EXCHANGE_S) * addresses / _SHARE)
 
 
 class Discovery:

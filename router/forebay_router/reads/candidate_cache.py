@@ -15,8 +15,7 @@ from forebay.store_kinds import STORE_KINDS
 from forebay.store_spec import StoreSpec
 from forebay.wire.parameters import KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay_router.cluster.worker_view import WorkerView
-from forebay_router.reads.named_key import NamedKey
-from forebay_router.reads.replica_request import DOUBTED
+from forebay_router.reads.replica_request import DOUBTED, NamedKey
 from forebay_router.router import Router
 from forebay_router.upstream.pool import WorkerConnections
 from forebay_web.fast_path.recogniser import RequestTemplate

@@ -24,8 +24,8 @@ from forebay_router.cluster.cluster import Cluster
 from forebay_router.reads.refusals import Attempt, refusal
 from forebay_router.reads.replica_request import ReplicaRequest
 from forebay_router.router import Router
-from forebay_router.upstream.credentials import REFUSALS
-from forebay_router.upstream.event_upstream import EventUpstream
+from forebay_router.upstream.connection import EventUpstream
+from forebay_router.upstream.opener import REFUSALS
 from forebay_router.upstream.pool import WorkerConnections
 from forebay_web.event_streams import Events, problem_event
 

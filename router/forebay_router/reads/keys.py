@@ -19,9 +19,9 @@ from forebay.wire.answer_aging import aged, answer_by_now, bounds_exceeded, time
 from forebay.wire.answers import FINAL, WITH_LAG, HttpAnswer, ReplicaInfo, lag_head, problem_answer
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.scan_pages import joined_position
-from forebay_router.reads.named_key import NamedKey
 from forebay_router.reads.replica_read import ask
 from forebay_router.reads.replica_request import (
+    NamedKey,
     ReplicaRequest,
     TimedAnswer,
     answered_by_now,

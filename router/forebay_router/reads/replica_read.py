@@ -26,10 +26,10 @@ from forebay.streams_metadata import HostInfo
 from forebay.wire.answer_aging import as_of
 from forebay.wire.answers import HttpAnswer, problem_name
 from forebay.wire.parameters import ReadParameters
-from forebay_router.reads.partition_replicas import PartitionReplicas
 from forebay_router.reads.refusals import Attempt, attempts_head, is_final, late, outcome_of, overload, refusal
 from forebay_router.reads.replica_request import (
     FirstRequest,
+    PartitionReplicas,
     ReplicaRequest,
     TimedAnswer,
     answered_by_now,
@@ -37,7 +37,7 @@ from forebay_router.reads.replica_request import (
 )
 from forebay_router.router import Router
 from forebay_router.upstream.connection import TIME_TO_READ_S, AnsweredForAnother, was_stopped
-from forebay_router.upstream.credentials import REFUSALS
+from forebay_router.upstream.opener import REFUSALS
 from forebay_router.upstream.pool import InFlightPermit
 from forebay_web.explanations import explained
 

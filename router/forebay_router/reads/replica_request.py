@@ -1,26 +1,64 @@
-"""What a read sends to the replicas of a partition, and what it gets."""
+"""The replicas of a read's partition: what is known of them, what a read sends to them, and what it gets."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from forebay.clock import boot_ms
+from forebay.errors import UnknownKey
 from forebay.lag import Tolerance
 from forebay.store_spec import StoreSpec
-from forebay.streams_metadata import HostInfo
+from forebay.streams_metadata import Generation, HostInfo
 from forebay.wire.answer_aging import answer_by_now
 from forebay.wire.answers import HttpAnswer
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.scans import SCAN_HEADER
-from forebay_router.reads.named_key import NamedKey
+from forebay_router.router import Router
 from forebay_router.upstream.connection import Admit
+from forebay_web.explanations import explained
 from forebay_web.limits import Held
 
 DOUBTED = b"doubted=true"
 _SCAN = SCAN_HEADER.encode() + b": "
+_LARGE_ANSWER_MS = 250.0
+"""A page or a batch takes longer than the single keys from which the hedge delay is learnt."""
+
+
+class NamedKey(NamedTuple):
+    """A key of a store as it stands in answers to reads of it.
+
+    A connection whose answers are out of step would otherwise return another key's value, with a plausible lag.
+    """
+
+    document: bytes
+    """How the document of a value begins."""
+    members: bytes
+    """What the document of a miss contains."""
+
+    @classmethod
+    def of(cls, spec: StoreSpec, plain: bytes) -> NamedKey:
+        """The names of a key, by its plain bytes."""
+        key = spec.key_codec.to_json(plain)
+        # A miss is written as JSON anew.
+        again = key if spec.key != "json" else _written(json.loads(key))
+        return cls(
+            b'{"store":"%b","key":%b,' % (spec.name_bytes, key),
+            b'"store":"%b","key":%b' % (spec.name_bytes, again),
+        )
+
+    def is_in(self, answer: HttpAnswer) -> bool:
+        """Whether an answer is for this key, as far as its kind of answer says."""
+        if answer.status == 200:
+            return answer.body.startswith(self.document)
+        return answer.status != UnknownKey.status or self.members in answer.body
+
+
+def _written(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
@@ -127,3 +165,62 @@ def answered_by_now(timed: TimedAnswer, store: str, tolerance: Tolerance) -> Htt
 def may_be_elsewhere(parameters: ReadParameters) -> bool:
     """Whether a replica that would have to wait may not be the only one to ask."""
     return parameters.wait_ms > 0 and not parameters.require_active
+
+
+@dataclass(frozen=True)
+class PartitionReplicas:
+    """What this router knows of a partition's replicas now; ``large`` tells that their answer may be."""
+
+    router: Router
+    spec: StoreSpec
+    partition: int
+    parameters: ReadParameters
+    large: bool = False
+
+    @property
+    def generation(self) -> Generation:
+        """Of the newest map received."""
+        return self.router.metadata.map.generation
+
+    def candidates(self) -> Sequence[HostInfo]:
+        """The workers to ask, best first."""
+        found = self.router.candidates(self.spec, self.partition, self.parameters)
+        if (explanation := explained.get()) is not None:
+            explanation.note("candidates", partition=self.partition, hosts=self._known_of(found))
+        return found
+
+    def _known_of(self, hosts: Sequence[HostInfo]) -> list[dict[str, Any]]:
+        """What is known of some candidates, in their order."""
+        router = self.router
+        holders = {one.host: one for one in router.cluster.holders(self.spec, self.partition, router.pool.load)}
+        return [
+            {
+                "host": str(host),
+                "role": holder.role,
+                "lag": holder.lag.document(),
+                "alive": holder.live,
+                "suspect": holder.suspect,
+                "lagging": holder.lagging,
+                "near": holder.near,
+                "in_flight": holder.load,
+            }
+            for host in hosts
+            if (holder := holders.get(host)) is not None
+        ]
+
+    def is_full(self, host: HostInfo) -> bool:
+        """Whether a worker is at its limit of requests in flight."""
+        return self.router.full(host)
+
+    def is_healthy(self, host: HostInfo) -> bool:
+        """Whether a worker answers, as far as is known."""
+        return self.router.cluster.is_healthy(host)
+
+    def hedge_delay_ms(self) -> float:
+        """How long an answer may take, learnt from all recent answers."""
+        delay_ms = self.router.delay.delay_ms
+        return max(delay_ms, _LARGE_ANSWER_MS) if self.large else delay_ms
+
+    def spend_hedge(self) -> bool:
+        """Whether the budget of all reads allows one more hedge; counts it if so."""
+        return self.router.budget.spend()

@@ -21,7 +21,7 @@ from forebay.wire.parameters import ReadParameters, split_query
 from forebay_router.reads.replica_read import ask
 from forebay_router.reads.replica_request import ReplicaRequest
 from forebay_router.router import Router
-from forebay_router.upstream.credentials import REFUSALS
+from forebay_router.upstream.opener import REFUSALS
 from forebay_web.store_changes.cursors import ChangesCursor
 from forebay_web.store_changes.follower import OF_THE_CLIENT
 from forebay_web.store_changes.pages import CHANGES_MEDIA_TYPE, ChangesPage, PagesRequest, decode_outcomes

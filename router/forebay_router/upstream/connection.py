@@ -1,4 +1,4 @@
-"""One connection to a worker: requests pipelined, answers matched in order.
+"""A connection to a worker: requests pipelined and answers matched in order, or one stream of events.
 
 A worker's ``HttpAnswer`` has its header lines as received, without content-length.
 """
@@ -12,9 +12,12 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import cast
 
+import httptools
+
 from forebay.errors import AnswerTooLarge, Problem
 from forebay.request_trace import current
 from forebay.wire.answers import MAX_ANSWER_BYTES, HttpAnswer, problem_answer
+from forebay.wire.server_sent_events import Event, EventReader
 
 _MAX_LATE_MS = 100.0
 TIME_TO_READ_S = 0.02
@@ -42,6 +45,8 @@ OnAnswer = Callable[["HttpAnswer | None"], bool]
 was an answer to its request: if not, the connection is closed."""
 Admit = Callable[[int], None]
 """Makes room for an answer of so many bytes before it is read; raises ``Problem`` if there is none."""
+_READ_BYTES = 64 << 10
+_MAX_REFUSAL_BYTES = 1 << 20
 
 
 def was_stopped(late_ms: float) -> bool:
@@ -336,3 +341,56 @@ def _split_status(head: bytes) -> tuple[int, bytes]:
         # A client, or a proxy before it, might read more lines than these, or the other of two.
         raise ValueError("a header line is malformed, or given twice")
     return int(line[9:12]), lines
+
+
+class EventUpstream:
+    """An open stream. Nothing is read ahead of the consumer, beyond the connection's buffer."""
+
+    def __init__(self, reader: asyncio.StreamReader, transport: asyncio.Transport) -> None:
+        self._reader = reader
+        self._transport = transport
+        self._parser = httptools.HttpResponseParser(self)
+        self._parsed = EventReader()
+        self._events: deque[Event] = deque()
+        self._refusal = b""
+        self._complete = False
+
+    async def next(self) -> Event | None:
+        """The next event, None for a sign of life; a refusal comes as a ``problem``.
+
+        May be cancelled without loss. Raises ``OSError`` if the stream ends.
+        """
+        if not self._events:
+            await self._receive()
+        return self._events.popleft() if self._events else None
+
+    def close(self) -> None:
+        """Close the connection, which notifies the worker."""
+        # With TLS, a regular close would wait for the worker, which may hang.
+        self._transport.abort()
+
+    async def _receive(self) -> None:
+        if self._complete:
+            raise ConnectionResetError("the worker ended the stream")
+        received = await self._reader.read(_READ_BYTES)
+        if not received:
+            raise ConnectionResetError("the worker closed the connection")
+        try:
+            self._parser.feed_data(received)
+        except (httptools.HttpParserError, ValueError) as error:
+            raise ConnectionResetError(f"the worker sent something other than an answer: {error}") from None
+
+    def on_body(self, body: bytes) -> None:
+        """Some of the body was read; called by the parser."""
+        if self._parser.get_status_code() == 200:
+            self._events.extend(self._parsed.feed(body))
+        else:
+            self._refusal += body
+            if len(self._refusal) > _MAX_REFUSAL_BYTES:
+                raise ValueError("a refusal without end")
+
+    def on_message_complete(self) -> None:
+        """The body is complete; called by the parser."""
+        self._complete = True
+        if self._parser.get_status_code() != 200:
+            self._events.append(Event("problem", self._refusal))

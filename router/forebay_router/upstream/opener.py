@@ -1,9 +1,10 @@
-"""Opens connections to workers, to whichever address of a name accepts one first."""
+"""Opens connections to workers, to whichever address of a name accepts one first, and has the token for them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 from collections import deque
@@ -12,15 +13,16 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from forebay.errors import AnswerTooLarge
+from forebay.bearer_tokens import token_file
+from forebay.errors import AnswerTooLarge, Forbidden, Unauthenticated
 from forebay.networks import Networks
 from forebay.request_trace import current
+from forebay.settings import RouterSettings
 from forebay.streams_metadata import HostInfo
 from forebay.timeouts import running_timeout
 from forebay.wire.answer_schemas.status import IDENTITY_PATH, MAX_IDENTITY_BYTES
 from forebay.wire.answers import HttpAnswer
-from forebay_router.upstream.connection import Connection, InFlight, UpstreamClosed, parse_answer
-from forebay_router.upstream.event_upstream import EventUpstream
+from forebay_router.upstream.connection import Connection, EventUpstream, InFlight, UpstreamClosed, parse_answer
 from forebay_web.tls import trust
 
 Encryption = Callable[[HostInfo], Mapping[str, Any]]
@@ -39,6 +41,8 @@ _KEEP_ALIVE_S = 5
 """After how long without traffic the worker's machine is asked whether the connection is still there."""
 Admit = Callable[[HostInfo, HttpAnswer], None]
 """Decides on what an address answers to the request for its identity; raises ``NotAdmitted``."""
+REFUSALS = frozenset({Unauthenticated.status, Forbidden.status})
+"""Statuses by which a worker refuses the router, which is never a client's fault."""
 
 
 def unencrypted(_host: HostInfo) -> Mapping[str, Any]:
@@ -240,3 +244,32 @@ async def _connected(address: Address) -> socket.socket:
         own.close()
         raise
     return own
+
+
+log = logging.getLogger(__name__)
+
+
+def credentials_of(path: Path | None) -> Callable[[], bytes]:
+    """Returns the current line of the ``Authorization`` header, including CRLF.
+
+    The token comes from a file; without one the line is empty. Raises ``SettingError``.
+    """
+    value = token_file(path)
+    return lambda: b"" if value is None else b"authorization: %b\r\n" % value()
+
+
+def token_networks_of(settings: RouterSettings) -> Networks | None:
+    """Where the token may go in the clear; None if there is none, or it goes encrypted only. Raises
+    ``SettingError``."""
+    networks = Networks("worker_token_networks", settings.worker_token_networks, names=True)
+    return networks if settings.worker_token_file is not None and settings.worker_ca_file is None else None
+
+
+def log_auth_rejection(host: HostInfo, what: str, status: int) -> None:
+    """Log that a worker refuses what the router asks of it."""
+    log.error(
+        "the worker %s refuses this router's %s with %d: --worker-token-file must contain a token that it accepts",
+        host,
+        what,
+        status,
+    )

@@ -8,8 +8,15 @@ from collections.abc import Callable
 from forebay.request_trace import context_of
 from forebay.streams_metadata import HostInfo
 from forebay.wire.answers import HttpAnswer
-from forebay_router.upstream.connection import Admit, Connection, InFlight, OnAnswer, UpstreamClosed, exchange
-from forebay_router.upstream.event_upstream import EventUpstream
+from forebay_router.upstream.connection import (
+    Admit,
+    Connection,
+    EventUpstream,
+    InFlight,
+    OnAnswer,
+    UpstreamClosed,
+    exchange,
+)
 from forebay_router.upstream.opener import Opener
 
 _CONNECTIONS = 4

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay_router.cluster.polls import PollSchedule
+from forebay_router.cluster.discovery import PollSchedule
 
 
 def test_few_workers_are_polled_as_often_as_is_set():

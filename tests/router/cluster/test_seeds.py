@@ -5,7 +5,7 @@ from forebay.streams_metadata import HostInfo
 from forebay_router.cluster.cluster import Cluster
 from forebay_router.cluster.discovery import Discovery
 from forebay_router.cluster.seeds import Seeds, resolve
-from forebay_router.upstream.credentials import credentials_of
+from forebay_router.upstream.opener import credentials_of
 from tests.support.cluster import free_port, running_cluster, wait_until
 
 NAME = HostInfo("workers.test", 80)

@@ -8,7 +8,7 @@ import pytest
 from forebay.errors import UnknownKey
 from forebay.store_spec import StoreSpec
 from forebay.wire.answers import HttpAnswer, problem_answer
-from forebay_router.reads.named_key import NamedKey
+from forebay_router.reads.replica_request import NamedKey
 from forebay_router.upstream.connection import AnsweredForAnother
 from forebay_router.upstream.pool import ConnectionPool
 from tests.support.scripted_worker import answer, worker

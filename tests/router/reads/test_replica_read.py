@@ -25,9 +25,8 @@ from forebay.wire.answers import HttpAnswer
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
 from forebay_router.cluster.worker_view import Report, WorkerView
-from forebay_router.reads.partition_replicas import PartitionReplicas
 from forebay_router.reads.replica_read import ReplicaRead, ask, go_on
-from forebay_router.reads.replica_request import FirstRequest, ReplicaRequest
+from forebay_router.reads.replica_request import FirstRequest, PartitionReplicas, ReplicaRequest
 from forebay_router.router import Router
 from forebay_router.upstream.connection import Connection, UpstreamClosed
 from forebay_web.limits import Held, Limit, Peer

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from forebay.errors import UnknownKey
 from forebay.lag import Lag
 from forebay.wire.answers import JSON_HEAD, NO_STORE, ReplicaInfo, lag_head, problem_answer, replica_info_head
-from forebay_router.upstream.replica_headers import reported_in
+from forebay_router.cluster.worker_view import reported_in
 
 FIGURES = st.none() | st.integers(0, 2**40)
 SOURCES = st.builds(
