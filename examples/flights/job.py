@@ -19,7 +19,7 @@ from pyspark.sql.streaming.listener import (
 from examples.flights.pipeline import writers
 from examples.flights.session import start_spark
 from forebay.spark import Sink
-from forebay_spark.query_listener import QueryListener
+from forebay_spark.heartbeats import QueryListener
 
 
 class BatchPrinter(QueryListener):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -15,17 +14,14 @@ from forebay.errors import SinkError
 from forebay.output import progress
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay_changelog import Changelog, Wake
+from forebay_changelog import Changelog
+from forebay_changelog.log_reader import batches_to_end
 from forebay_spark.destinations import refusing
 from forebay_spark.store_writer import StoreWriter
 from forebay_spark.write import Write
 
 log = logging.getLogger(__name__)
 
-_MAX_RECORDS = 100_000
-_POLL_S = 0.1
-_PATIENCE_S = 60.0
-"""How long to wait for a log that delivers nothing."""
 _KEYS = T.StructType().add("partition", T.IntegerType()).add("key", T.BinaryType()).add("is_live", T.BooleanType())
 IfWritten: TypeAlias = Literal["raise", "skip"]
 FILL_PREFIX = "fill-"
@@ -102,37 +98,27 @@ def _keys_of_log(session: SparkSession, changelog: Changelog, spec: StoreSpec, *
     """Every key that has a value in a store's log as it is now, and its partition.
 
     Those with a tombstone, too, if they are to be ``deleted`` again: an earlier attempt may have written it, and
-    a repeat must have every key of it. They are not live.
+    a repeat must have every key of it. They are not live. Raises ``ChangelogError``.
     """
-    ends = changelog.end_offsets([TopicPartition(spec.topic, partition) for partition in range(spec.partitions)])
+    topic_partitions = [TopicPartition(spec.topic, partition) for partition in range(spec.partitions)]
+    offsets = sum(changelog.end_offsets(topic_partitions).values())
     keys: dict[int, dict[bytes, bool]] = {partition: {} for partition in range(spec.partitions)}
-    positions = dict.fromkeys(keys, 0)
     with (
-        contextlib.closing(changelog.consumer()) as consumer,
-        progress(f"reading {spec.name}", sum(ends.values())) as advance,
+        contextlib.closing(changelog.consumer(replay=True)) as consumer,
+        progress(f"reading {spec.name}", offsets) as advance,
     ):
-        wake = Wake()
-        for topic_partition in ends:
-            consumer.assign(topic_partition, 0)
-        progressed_s = time.monotonic()
-        while len(ends) < spec.partitions or any(positions[tp.partition] < end for tp, end in ends.items()):
-            if len(ends) < spec.partitions or time.monotonic() - progressed_s > _PATIENCE_S:
-                raise SinkError(
-                    f"{spec.name}: the log {spec.topic!r} cannot be read, so what it lacks is not known."
-                )
-            consumer.wait(wake, _POLL_S)
-            for batch in consumer.poll(_MAX_RECORDS):
-                partition = batch.topic_partition.partition
+        for tp in topic_partitions:
+            of_partition, position = keys[tp.partition], 0
+            for batch in batches_to_end(consumer, tp):
                 for _, key, value, _, heartbeat in batch.records:
                     if heartbeat:
                         continue
                     if value is None and not deleted:
-                        keys[partition].pop(key, None)
+                        of_partition.pop(key, None)
                     else:
-                        keys[partition][key] = value is not None
-                if batch.position > positions[partition]:
-                    advance(batch.position - positions[partition])
-                    positions[partition], progressed_s = batch.position, time.monotonic()
+                        of_partition[key] = value is not None
+                advance(batch.position - position)
+                position = batch.position
     rows = [
         (partition, bytearray(key), is_live)
         for partition, of_partition in keys.items()

@@ -15,10 +15,19 @@ from pyspark.sql import types as T
 from forebay.errors import SinkError
 from forebay.record_orders import LOWEST_ORDER, ORDER_MARK
 from forebay.store_spec import StoreSpec
-from forebay_spark.expressions import hex64, quoted
 from forebay_spark.plan import SESSION_WINDOW, TIME_WINDOW, window_lengths_ms
 
 _TYPES_OF_ORDERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.TimestampType)
+
+
+def hex64(column: Column) -> Column:
+    """The 16 hexadecimal digits of a 64-bit two's complement integer."""
+    return F.lpad(F.hex(column.cast("long")), 16, "0")
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark reads it, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 class KindColumns(Protocol):

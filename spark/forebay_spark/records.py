@@ -15,8 +15,7 @@ from forebay.partitioning import Murmur2Partitioner
 from forebay.store_spec import StoreSpec
 from forebay_changelog.record_headers import DELETED_HEADER, VALID_FROM_HEADER, heartbeat_key
 from forebay_spark.columns import EMITTED, Layout
-from forebay_spark.expressions import hex64, quoted
-from forebay_spark.kind_columns import columns_of
+from forebay_spark.kind_columns import columns_of, hex64, quoted
 from forebay_spark.murmur2 import murmur2_partition
 
 _SAFE_INTEGER = (1 << 53) - 1

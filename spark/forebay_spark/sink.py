@@ -24,13 +24,12 @@ from forebay_changelog.sqlite import batches, checksums, log_file, writers
 from forebay_spark import executor
 from forebay_spark.columns import ColumnArguments, Selection, lay_out
 from forebay_spark.fill import FILL_PREFIX, FillResult, IfWritten, fill
+from forebay_spark.heartbeats import SESSION_LISTENERS
 from forebay_spark.kind_columns import columns_of
 from forebay_spark.plan import has_one_row_a_key, holds_records_back
-from forebay_spark.query_runs import QUERY_RUNS, QueryRun
 from forebay_spark.records import RecordColumns, kafka_records
-from forebay_spark.session_listeners import SESSION_LISTENERS
 from forebay_spark.sink_writer import SinkWriter, complete_mode
-from forebay_spark.store_writer import SinkLog, StoreWriter
+from forebay_spark.store_writer import QUERY_RUNS, QueryRun, SinkLog, StoreWriter
 from forebay_spark.write import Write, attempt, current_run
 
 log = logging.getLogger(__name__)

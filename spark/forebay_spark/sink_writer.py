@@ -17,12 +17,11 @@ from forebay.errors import ForebayError, SinkError
 from forebay_spark import plan
 from forebay_spark.columns import Layout
 from forebay_spark.kind_columns import columns_of
-from forebay_spark.query_runs import QUERY_RUNS
 from forebay_spark.state_mismatch import state_mismatch
-from forebay_spark.store_writer import StoreWriter
+from forebay_spark.store_writer import QUERY_RUNS, StoreWriter
 from forebay_spark.write import Write
 from forebay_tap.mapping import TableMapping
-from forebay_tap.spark_checkpoint import Checkpoint
+from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
 from forebay_tap.store_tap import StoreTap
 
 log = logging.getLogger(__name__)

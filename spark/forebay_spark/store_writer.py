@@ -1,4 +1,4 @@
-"""What writes to a store's log under a name: its heartbeats, and the continuity of its queries."""
+"""What writes to a store's log under a name: its heartbeats, the continuity of its queries, and their runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from forebay.store_spec import StoreSpec
 from forebay.unproven import UnprovenRanges
 from forebay_changelog import Changelog, Heartbeat
 from forebay_spark.destinations import open_destination
-from forebay_spark.query_runs import Output, QueryRun
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +23,52 @@ _SHARE = 0.02
 _PATIENCE_S = 120.0
 """How long a batch waits for its log: as long as Kafka's own producers do (``delivery.timeout.ms``)."""
 _PAUSE_S = 1.0
+Output = tuple[str, str, str]
+"""The changelog's URL, the topic and the writer's name."""
+
+
+@dataclass
+class QueryRun:
+    """One run of a query, from its start to its end, and what it writes.
+
+    ``as_of_limit_ms`` is when it was started, if it asks its sources for their offsets only then; negative if that
+    is not known.
+    """
+
+    query_id: str
+    run_id: str
+    as_of_limit_ms: int | None = None
+    holds_records_back: bool = False
+    """Whether it may be idle although its sources have something new."""
+    writers: dict[Output, StoreWriter] = field(default_factory=dict)
+    written: dict[Output, int] = field(default_factory=dict)
+    """The last batch that was written."""
+    failed: dict[Output, int] = field(default_factory=dict)
+    """The batch that could not be written and was not repeated since."""
+
+
+class QueryRuns:
+    """By query, its newest run: one started again, perhaps with another sink, takes the place of what it was."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs: dict[str, QueryRun] = {}
+
+    def of(self, query_id: str) -> QueryRun | None:
+        """The newest run of a query that has written something, or that is to."""
+        return self._runs.get(query_id)
+
+    def enter(self, query_id: str, run_id: str) -> tuple[QueryRun, bool]:
+        """The run of this id, and whether it is new."""
+        with self._lock:
+            known = self._runs.get(query_id)
+            if known is not None and known.run_id == run_id:
+                return known, False
+            self._runs[query_id] = run = QueryRun(query_id, run_id)
+            return run, True
+
+
+QUERY_RUNS = QueryRuns()
 
 
 class Compaction:

@@ -11,9 +11,8 @@ from pyspark.sql import DataFrame
 
 from forebay.errors import ForebayError, SinkError
 from forebay_spark.destinations import BatchId
-from forebay_spark.query_runs import QUERY_RUNS, QueryRun
 from forebay_spark.records import RecordColumns
-from forebay_spark.store_writer import StoreWriter
+from forebay_spark.store_writer import QUERY_RUNS, QueryRun, StoreWriter
 
 log = logging.getLogger(__name__)
 

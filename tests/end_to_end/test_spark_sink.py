@@ -1073,7 +1073,7 @@ def test_the_sinks_listeners_get_what_sparks_own_get(spark, sink, tmp_path):
     from pyspark.sql import functions as F
     from pyspark.sql.streaming.listener import StreamingQueryListener
 
-    from forebay_spark.query_listener import QueryListener
+    from forebay_spark.heartbeats import QueryListener
 
     listeners = [type("Listener", (Reported, base), {})() for base in (QueryListener, StreamingQueryListener)]
     for listener in listeners:
@@ -1093,8 +1093,7 @@ def test_the_sinks_listeners_get_what_sparks_own_get(spark, sink, tmp_path):
 
 def beat_after_batch(query: Any, as_of_ms: int) -> None:
     """Have the heartbeat written that follows a batch which left no backlog."""
-    from forebay_spark.query_runs import QUERY_RUNS
-    from forebay_spark.store_writer import beat_run
+    from forebay_spark.store_writer import QUERY_RUNS, beat_run
 
     beat_run(QUERY_RUNS.of(str(query.id)), as_of_ms, 1)
 

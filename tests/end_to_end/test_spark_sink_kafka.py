@@ -375,7 +375,7 @@ def test_versions_are_valid_from_the_times_of_their_rows(spark, sink, cluster, t
 @pytest.mark.parametrize(("options", "holds_back"), [({}, False), ({"minoffsetspertrigger": 1_000}, True)])
 def test_source_that_holds_records_back_is_recognised(spark, sink, cluster, tmp_path, options, holds_back):
     """However the query is started: its idle heartbeats would count records that are not in the store."""
-    from forebay_spark.query_runs import QUERY_RUNS
+    from forebay_spark.store_writer import QUERY_RUNS
 
     topic, servers = sink.topology.stores["counted"].topic, sink._changelog.kafka.spark()
     source = spark.readStream.format("kafka").options(**servers, **options).option("subscribe", topic).load()

@@ -32,8 +32,7 @@ def changelog(tmp_path: Path) -> SqliteChangelog:
 @pytest.fixture
 def run(changelog: SqliteChangelog) -> Any:
     """A run of a query that writes both stores."""
-    from forebay_spark.query_runs import QueryRun
-    from forebay_spark.store_writer import SinkLog, StoreWriter
+    from forebay_spark.store_writer import QueryRun, SinkLog, StoreWriter
 
     log, run = SinkLog(changelog, ()), QueryRun("q", "r")
     for spec in parse_topology(TOPOLOGY).stores.values():

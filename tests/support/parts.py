@@ -20,6 +20,6 @@ PARTS = {
     "service": Part("forebay_worker", 15_120, 12_500),
     "router": Part("forebay_router", 5_730, 5_500),
     "tap": Part("forebay_tap", 5_500, 5_200),
-    "spark": Part("forebay_spark", 2_900, 2_300),
+    "spark": Part("forebay_spark", 2_850, 2_300),
 }
 """By folder."""
