@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from forebay.store_spec import StoreSpec
 from forebay.unproven import UnprovenRange, UnprovenRanges, united
 from forebay_tap.lineage import TapPosition, ended_ms, is_planned_alike
-from forebay_tap.spark_checkpoint import Checkpoint
+from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from forebay.unproven import UnprovenRanges
 from forebay_changelog import Heartbeat
-from forebay_tap.spark_checkpoint import Checkpoint
+from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
 from forebay_tap.spark_checkpoint.files import FileStatus
 
 _DIGEST_DIGITS = 16

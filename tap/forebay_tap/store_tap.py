@@ -27,8 +27,8 @@ from forebay_tap.log_content import content_differences
 from forebay_tap.mapping import TableMapping
 from forebay_tap.plain_conversion import StoreRecord
 from forebay_tap.scratch import ContentIndex
-from forebay_tap.spark_checkpoint import Checkpoint
 from forebay_tap.spark_checkpoint.changes import StateEntry
+from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
 from forebay_tap.spark_checkpoint.errors import (
     CheckpointError,
     CheckpointFileCorrupt,

@@ -15,7 +15,7 @@ from forebay.logs import LogThrottle
 from forebay.store_spec import StoreSpec
 from forebay_changelog import Changelog, Wake
 from forebay_tap.source_ends import SourceEnds
-from forebay_tap.spark_checkpoint import Checkpoint
+from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
 from forebay_tap.spark_checkpoint.errors import (
     CheckpointError,
     CheckpointMissing,

@@ -12,7 +12,7 @@ import pytest
 from forebay.errors import SinkError, TopologyError
 from forebay.topology_file import parse_topology
 from forebay_tap.mapping import TableMapping
-from forebay_tap.spark_checkpoint import Checkpoint
+from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
 from forebay_tap.spark_checkpoint.description import describe_operator, topology_snippet
 from tests.end_to_end.test_spark_sink import Source, content, latest, log_of, run, sink, spark  # noqa: F401
 from tests.support.running_query import store

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forebay_tap.spark_checkpoint import Checkpoint
+from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
 
 ARCHIVES = Path(__file__).parents[1] / "tap/spark_checkpoint/checkpoints"
 MINORS = ("4.0", "4.1", "4.2", "4.3")

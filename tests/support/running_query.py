@@ -12,7 +12,7 @@ from forebay.stored_keys import LogicalKey
 from forebay.task_ids import TopicPartition
 from forebay.topology_file import parse_topology
 from forebay_changelog import Changelog, Consumer, Record, Wake
-from forebay_tap.spark_checkpoint import Checkpoint
+from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
 
 _MAX_POLLS = 200
 

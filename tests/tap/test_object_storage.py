@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from forebay_changelog.sqlite.changelog import SqliteChangelog
-from forebay_tap.spark_checkpoint import Checkpoint
+from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
 from forebay_tap.store_tap import StoreTap
 from tests.support.cluster import wait_until
 from tests.support.object_store import UploadedQuery

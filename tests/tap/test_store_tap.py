@@ -12,7 +12,7 @@ import pytest
 from forebay.errors import ChangelogError, ChangelogUnreachable, TopologyError
 from forebay_changelog import Heartbeat
 from forebay_changelog.sqlite.changelog import SqliteChangelog
-from forebay_tap.spark_checkpoint import Checkpoint
+from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
 from forebay_tap.spark_checkpoint.errors import StateUnsupported, VersionPurged
 from forebay_tap.store_tap import StoreTap
 from tests.support.running_query import RunningQuery, content, records, store

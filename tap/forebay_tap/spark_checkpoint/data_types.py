@@ -126,18 +126,15 @@ def parse_type(described: Any) -> DataType:
             return MapType(parse_type(key), parse_type(value))
         case {"type": "udt", "sqlType": stored}:
             return parse_type(stored)
-    raise CheckpointFormatUnknown(f"{described!r} is no data type that forebay knows. {_UPGRADE}")
+    raise CheckpointFormatUnknown(f"{described!r} is no data type that forebay knows.")
 
 
 def parse_struct(described: Any) -> StructType:
     """A struct from its JSON; raises as ``parse_type``."""
     parsed = parse_type(described)
     if not isinstance(parsed, StructType):
-        raise CheckpointFormatUnknown(f"A schema is {parsed}, where Spark writes a struct. {_UPGRADE}")
+        raise CheckpointFormatUnknown(f"A schema is {parsed}, where Spark writes a struct.")
     return parsed
-
-
-_UPGRADE = "Use a version of forebay that knows this version of Spark."
 
 
 def _field(described: Any) -> Field:
@@ -156,7 +153,7 @@ def _atomic(name: str) -> DataType:
     for pattern, base in _PATTERNS:
         if pattern.fullmatch(name):
             return AtomicType(base)
-    raise CheckpointFormatUnknown(f"{name!r} is no data type that forebay knows. {_UPGRADE}")
+    raise CheckpointFormatUnknown(f"{name!r} is no data type that forebay knows.")
 
 
 _PATTERNS = (

@@ -232,8 +232,7 @@ def _session(operator: Operator) -> tuple[Table, ...]:
     grouping = len(family.key.fields)
     windows = [at for at, field in enumerate(family.value.fields[:grouping]) if _SESSION in field.metadata]
     if len(windows) != 1:
-        message = f"The state of operator {operator.id} has no session among {family.value}."
-        raise CheckpointFormatUnknown(f"{message} Use a version of forebay that knows this version of Spark.")
+        raise CheckpointFormatUnknown(f"The state of operator {operator.id} has no session among {family.value}.")
     [window] = windows
     key, values = _fields(family.key)[: grouping - 1], _buffers(family.value, grouping)
     return (

@@ -35,7 +35,10 @@ class CheckpointFileCorrupt(CheckpointError):
 
 
 class CheckpointFormatUnknown(CheckpointError):
-    """A file has a format that this version of forebay does not know."""
+    """A file has a format that this version of forebay does not know; ``finding`` is which, without the remedy."""
+
+    def __init__(self, finding: str) -> None:
+        super().__init__(f"{finding} Use a version of forebay that knows this version of Spark.")
 
 
 class StateUnsupported(CheckpointError):

@@ -12,7 +12,6 @@ from forebay_tap.spark_checkpoint.errors import CheckpointFileCorrupt, Checkpoin
 _OFFSETS_FORMATS = ("v1", "v2")
 _COMMIT_FORMATS = ("v1", "v2")
 _NO_END = "-"
-_REMEDY = "Use a version of forebay that knows this version of Spark."
 
 
 @dataclass(frozen=True)
@@ -107,9 +106,7 @@ def _lines(data: bytes, file: str, formats: tuple[str, ...]) -> list[str]:
     if not lines[0].startswith("v"):
         raise _corrupt(file, "it has no format in its first line")
     if lines[0] not in formats:
-        raise CheckpointFormatUnknown(
-            f"{file} has format {lines[0]}; forebay knows {', '.join(formats)}. {_REMEDY}"
-        )
+        raise CheckpointFormatUnknown(f"{file} has format {lines[0]}; forebay knows {', '.join(formats)}.")
     return lines
 
 

@@ -146,8 +146,7 @@ def store_directory(operator: int, store: str, partition: int) -> str:
 def _parse(data: bytes, path: str) -> dict[str, Any]:
     head, _, text = data.decode(errors="replace").partition("\n")
     if head not in ("v1", "v2"):
-        message = f"{path} has format {head[:20]!r}; forebay knows v1 and v2."
-        raise CheckpointFormatUnknown(f"{message} Use a version of forebay that knows this version of Spark.")
+        raise CheckpointFormatUnknown(f"{path} has format {head[:20]!r}; forebay knows v1 and v2.")
     try:
         parsed: dict[str, Any] = json.loads(text)
     except ValueError as error:

@@ -75,8 +75,9 @@ def changelog_head(plain: bytes, file: str) -> ChangelogFile:
     """The head of a changelog; raises ``CheckpointFormatUnknown`` or ``CheckpointFileCorrupt``."""
     number, at = _format(plain)
     if not 1 <= number <= _NEWEST_FORMAT:
-        message = f"{file} has changelog format {number}; forebay knows 1 to {_NEWEST_FORMAT}."
-        raise CheckpointFormatUnknown(f"{message} Use a version of forebay that knows this version of Spark.")
+        raise CheckpointFormatUnknown(
+            f"{file} has changelog format {number}; forebay knows 1 to {_NEWEST_FORMAT}."
+        )
     lineage = None
     if number in _FORMATS_WITH_LINEAGE:
         (size,) = struct.unpack_from(">H", plain, at) if len(plain) >= at + 2 else (0,)

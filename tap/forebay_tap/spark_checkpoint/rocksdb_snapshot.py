@@ -107,8 +107,7 @@ def _metadata(content: zipfile.ZipFile, path: str) -> SnapshotMetadata:
     except (KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CheckpointFileCorrupt(f"{path} has no metadata that can be read: {error}. {_REMEDY}") from error
     if head != "v1":
-        message = f"{path} has snapshot format {head[:20]!r}; forebay knows v1."
-        raise CheckpointFormatUnknown(f"{message} Use a version of forebay that knows this version of Spark.")
+        raise CheckpointFormatUnknown(f"{path} has snapshot format {head[:20]!r}; forebay knows v1.")
     if document.get("logFiles"):
         # Spark's RocksDB writes none, and content that is only there would go unseen.
         raise CheckpointFormatUnknown(

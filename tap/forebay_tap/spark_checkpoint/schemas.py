@@ -65,8 +65,7 @@ def parse_schema(data: bytes, file: str, prefix_columns: int = 0) -> tuple[Colum
                 return tuple(_family(source) for _ in range(source.integer(4)))
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointFileCorrupt(f"{file} has no schema in its {name} format: {error!r}.") from error
-    remedy = "Use a version of forebay that knows this version of Spark."
-    raise CheckpointFormatUnknown(f"{file} has schema format {name!r}; forebay knows v1 to v3. {remedy}")
+    raise CheckpointFormatUnknown(f"{file} has schema format {name!r}; forebay knows v1 to v3.")
 
 
 def _family(source: _DataInput) -> ColumnFamily:

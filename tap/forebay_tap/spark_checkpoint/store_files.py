@@ -67,8 +67,8 @@ def provider_of(conf: Mapping[str, str], file: str) -> Provider:
         raise StateUnsupported(f"{file} says that rows have checksums, which are not decoded. {remedy}")
     merge_version = conf.get(f"{_PREFIX}.rocksdb.mergeOperatorVersion", "1")
     if merge_version not in _MERGE_VERSIONS:
-        message = f"{file} has version {merge_version} of RocksDB's merge operator; forebay knows 1 and 2."
-        raise CheckpointFormatUnknown(f"{message} Use a version of forebay that knows this version of Spark.")
+        finding = f"{file} has version {merge_version} of RocksDB's merge operator; forebay knows 1 and 2."
+        raise CheckpointFormatUnknown(finding)
     return Provider(name, conf.get(f"{_PREFIX}.compression.codec", "lz4"))
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from forebay_tap.spark_checkpoint import Checkpoint
 from forebay_tap.spark_checkpoint.aggregates import finish
+from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
 from forebay_tap.spark_checkpoint.errors import StateUnsupported
 
 OPERATORS = (

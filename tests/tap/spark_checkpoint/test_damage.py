@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from xxhash import xxh32_intdigest
 
-from forebay_tap.spark_checkpoint import Checkpoint
+from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
 from forebay_tap.spark_checkpoint.compression import decompressor
 from forebay_tap.spark_checkpoint.errors import (
     CheckpointFileCorrupt,

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from forebay_tap.spark_checkpoint import Checkpoint, CheckpointFiles, FileStatus, open_files
+from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
 from forebay_tap.spark_checkpoint.errors import CheckpointError, CheckpointUnreachable
-from forebay_tap.spark_checkpoint.files import ArrowFiles
+from forebay_tap.spark_checkpoint.files import ArrowFiles, CheckpointFiles, FileStatus, open_files
 
 
 def arrow_files(directory: Path) -> CheckpointFiles:
