@@ -9,7 +9,7 @@ from itertools import islice
 from forebay.partitioning import SEED, M, Murmur2Partitioner
 from forebay.store_spec import StoreSpec
 from forebay_changelog.base import Rows
-from forebay_tap.plain_conversion import StoreRecord
+from forebay_tap.conversion import StoreRecord
 from forebay_tap.spilled_rows import SpilledRows
 
 _WORD = 0xFFFFFFFF

@@ -17,9 +17,8 @@ from forebay.output import Output, json_output, progress
 from forebay.store_spec import StoreSpec
 from forebay.topology_file import load_topology
 from forebay_changelog import Wake, open_changelog
-from forebay_tap.source_ends import EndsReader, SourceEnds
 from forebay_tap.spark_checkpoint.command import spark
-from forebay_tap.tap import StateTap
+from forebay_tap.tap import EndsReader, SourceEnds, StateTap
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 from forebay.store_spec import StoreSpec
 from forebay_changelog import Changelog
 from forebay_tap.batch_rows import BatchRows
-from forebay_tap.conversion import Conversion, open_conversion
+from forebay_tap.conversion import Conversion, StoreRecord, open_conversion
 from forebay_tap.gap import Gap, gap_before, still_unproven
 from forebay_tap.lineage import (
     TapPosition,
@@ -23,9 +23,7 @@ from forebay_tap.lineage import (
     unfinished_lineage,
     why_not_continued,
 )
-from forebay_tap.log_content import content_differences
 from forebay_tap.mapping import TableMapping
-from forebay_tap.plain_conversion import StoreRecord
 from forebay_tap.scratch import ContentIndex
 from forebay_tap.spark_checkpoint.changes import StateEntry
 from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
@@ -38,7 +36,7 @@ from forebay_tap.spark_checkpoint.errors import (
     VersionPurged,
 )
 from forebay_tap.spark_checkpoint.operators import Operator
-from forebay_tap.store_log import LogReplaced, StoreLog
+from forebay_tap.store_log import LogReplaced, StoreLog, content_differences
 
 log = logging.getLogger(__name__)
 

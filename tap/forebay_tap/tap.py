@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from forebay.clock import epoch_ms
@@ -14,7 +16,6 @@ from forebay.file_events import FileEvents
 from forebay.logs import LogThrottle
 from forebay.store_spec import StoreSpec
 from forebay_changelog import Changelog, Wake
-from forebay_tap.source_ends import SourceEnds
 from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
 from forebay_tap.spark_checkpoint.errors import (
     CheckpointError,
@@ -36,6 +37,54 @@ _CHECK_RETAINED_MS = 10_000
 _RETRY_S = 1.0
 _WARN_AT = 0.5
 """The tap warns once it is behind by this share of the batches that Spark retains."""
+_MAX_OBSERVATIONS = 256
+Ends = Mapping[tuple[str, int], int]
+"""The next offset that each partition of each topic will have."""
+EndsReader = Callable[[frozenset[str]], Ends | None]
+"""Reads the ends of all partitions of some Kafka topics; None if they cannot be read now."""
+
+
+@dataclass
+class SourceEnds:
+    """The recent observations of the ends of a query's Kafka sources, by which its state has an age.
+
+    A batch's offsets say how far its sources were read, not when these had nothing more. Once a batch has read up
+    to the ends that were seen at some time, the state has everything from before that time. ``read`` is None if
+    nobody said where they are. ``clock_ms`` is the wall clock.
+    """
+
+    read: EndsReader | None
+    clock_ms: Callable[[], float] = epoch_ms
+    _observed: deque[tuple[int, Ends]] = field(default_factory=deque)
+
+    def observe(self, offsets: Offsets) -> None:
+        """Look at the ends of the sources that a batch had, which is the newest."""
+        read_to = offsets.kafka_offsets()
+        if self.read is None or read_to is None:
+            return
+        # Before they are asked for: what comes meanwhile may be missing.
+        now_ms = int(self.clock_ms())
+        ends = self.read(frozenset(topic for topic, _ in read_to))
+        if ends is None:
+            return
+        if self._observed and self._observed[-1][1] == ends:
+            self._observed[-1] = (now_ms, ends)
+            return
+        self._observed.append((now_ms, ends))
+        if len(self._observed) > _MAX_OBSERVATIONS:
+            # Thinned out: an age may be overstated, never understated.
+            kept = [item for at, item in enumerate(self._observed) if at % 2 or at == len(self._observed) - 1]
+            self._observed = deque(kept)
+
+    def as_of_ms(self, offsets: Offsets) -> int | None:
+        """The newest time of which the batch has read all that its sources had; None if that is not known."""
+        read_to = offsets.kafka_offsets()
+        if read_to is None:
+            return None
+        for observed_ms, ends in reversed(self._observed):
+            if all(read_to.get(partition, 0) >= end for partition, end in ends.items()):
+                return observed_ms
+        return None
 
 
 class CommitWatch:

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from forebay_tap.key_encoder import KeyEncoder, KeyUnfit
+from forebay_tap.mapping import KeyEncoder, KeyUnfit
 from forebay_tap.spark_checkpoint.data_types import AtomicType
 from forebay_tap.spark_checkpoint.unsafe_row import RowDecoder
 from tests.support.running_query import store

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from forebay_tap.source_ends import SourceEnds
 from forebay_tap.spark_checkpoint.logs import Offsets
+from forebay_tap.tap import SourceEnds
 
 TOPIC = ("orders", 0), ("orders", 1)
 

@@ -9,9 +9,8 @@ import pytest
 
 from forebay_changelog import Wake
 from forebay_changelog.sqlite.changelog import SqliteChangelog
-from forebay_tap.source_ends import SourceEnds
 from forebay_tap.store_tap import StoreTap
-from forebay_tap.tap import StateTap
+from forebay_tap.tap import SourceEnds, StateTap
 from tests.support.cluster import wait_until
 from tests.support.running_query import RunningQuery, content, store
 

@@ -3,7 +3,7 @@
 from decimal import Decimal
 from operator import itemgetter
 
-from forebay_tap.value_encoder import ValueEncoder, ValueMember
+from forebay_tap.json_forms import ValueEncoder, ValueMember
 
 
 def test_values_have_every_member_under_its_name():
