@@ -1,4 +1,4 @@
-"""Requests that a consumer repeats to know its log: sent when due, never waited for."""
+"""Requests about topics, and those that a consumer repeats to know its log: sent when due, never waited for."""
 
 from __future__ import annotations
 
@@ -6,18 +6,51 @@ import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from forebay.clock import boot_ms
+from forebay.task_ids import TopicPartition
 from forebay_changelog.kafka.client_close import Admin
-from forebay_changelog.kafka.topics import KafkaTopics
+
+if TYPE_CHECKING:
+    from forebay_changelog.kafka.topics import KafkaTopics
 
 log = logging.getLogger(__name__)
 
 _RETRY_INTERVAL_MS = 1_000.0
+_TIMEOUT_S = 3.0
+_OFFSETS_TIMEOUT_S = 2.0
+
+
+def ask_offsets(
+    admin: AdminClient,
+    topic_partitions: list[TopicPartition],
+    spec: OffsetSpec,
+    isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED,
+) -> dict[TopicPartition, Future[Any]]:
+    """Request offsets, by default as read-committed readers see them."""
+    if not topic_partitions:
+        return {}
+    wanted = {KafkaTopicPartition(*tp): spec for tp in topic_partitions}
+    futures = admin.list_offsets(wanted, isolation_level=isolation_level, request_timeout=_OFFSETS_TIMEOUT_S)
+    return {TopicPartition(tp.topic, tp.partition): future for tp, future in futures.items()}
+
+
+def ask_descriptions(admin: AdminClient, topics: list[str]) -> dict[str, Future[Any]]:
+    """Request the ids and partitions of topics."""
+    futures: dict[str, Future[Any]] = admin.describe_topics(TopicCollection(topics), request_timeout=_TIMEOUT_S)
+    return futures
+
+
+def ask_configs(admin: AdminClient, topics: list[str]) -> dict[str, Future[Any]]:
+    """Request the configurations of topics."""
+    resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
+    futures = admin.describe_configs(resources, request_timeout=_TIMEOUT_S)
+    return {resource.name: future for resource, future in futures.items()}
 
 
 @dataclass

@@ -17,10 +17,10 @@ from forebay.log_epochs import OffsetAndEpoch
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog.base import Batch, ReadFailure, Wake
-from forebay_changelog.kafka.admin_polls import AdminPoll, AdminPolls
+from forebay_changelog.kafka.admin_polls import AdminPoll, AdminPolls, ask_offsets
 from forebay_changelog.kafka.fetcher import Fetched, Fetcher
 from forebay_changelog.kafka.topic_states import TopicStates
-from forebay_changelog.kafka.topics import KafkaTopics, ask_offsets
+from forebay_changelog.kafka.topics import KafkaTopics
 from forebay_changelog.kafka.transient_errors import passes
 
 log = logging.getLogger(__name__)

@@ -11,13 +11,11 @@ from forebay.clock import epoch_ms
 from forebay.errors import ChangelogError
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay_changelog.kafka.admin_polls import AdminPoll
+from forebay_changelog.kafka.admin_polls import AdminPoll, ask_configs, ask_descriptions
 from forebay_changelog.kafka.topics import (
     KafkaTopics,
     TopicState,
     Unsuitable,
-    ask_configs,
-    ask_descriptions,
     config_values,
     topic_state,
     unsuitable,

@@ -13,8 +13,7 @@ from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, Uuid
-from confluent_kafka import TopicPartition as KafkaTopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Uuid
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -36,6 +35,7 @@ from forebay.errors import (
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog.base import missing_external
+from forebay_changelog.kafka.admin_polls import ask_configs, ask_descriptions, ask_offsets
 from forebay_changelog.kafka.client_close import Admin
 from forebay_changelog.kafka.transient_errors import ELECTING, is_away, passes
 from forebay_changelog.kafka.url import KafkaUrl
@@ -52,7 +52,6 @@ _MIN_COMPACTION_LAG_MS = 3_600_000
 _MIN_TOMBSTONE_LIFE_MS = 60_000.0
 """A replica that did not read for this long is rebuilt, and every start takes some seconds."""
 _TIMEOUT_S = 3.0
-_OFFSETS_TIMEOUT_S = 2.0
 _RETRY_S = 0.02
 _METADATA_REFRESH_MS = 1_000
 _UNREACHABLE_FOR_MS = 5_000.0
@@ -417,33 +416,6 @@ class KafkaTopics:
                 f"There is no topic {topic!r} at {self._url}. Create it with 'forebay topology apply', or let "
                 "sink and workers do so (create_topics)."
             ) from error
-
-
-def ask_offsets(
-    admin: AdminClient,
-    topic_partitions: list[TopicPartition],
-    spec: OffsetSpec,
-    isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED,
-) -> dict[TopicPartition, Future[Any]]:
-    """Request offsets, by default as read-committed readers see them."""
-    if not topic_partitions:
-        return {}
-    wanted = {KafkaTopicPartition(*tp): spec for tp in topic_partitions}
-    futures = admin.list_offsets(wanted, isolation_level=isolation_level, request_timeout=_OFFSETS_TIMEOUT_S)
-    return {TopicPartition(tp.topic, tp.partition): future for tp, future in futures.items()}
-
-
-def ask_descriptions(admin: AdminClient, topics: list[str]) -> dict[str, Future[Any]]:
-    """Request the ids and partitions of topics."""
-    futures: dict[str, Future[Any]] = admin.describe_topics(TopicCollection(topics), request_timeout=_TIMEOUT_S)
-    return futures
-
-
-def ask_configs(admin: AdminClient, topics: list[str]) -> dict[str, Future[Any]]:
-    """Request the configurations of topics."""
-    resources = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
-    futures = admin.describe_configs(resources, request_timeout=_TIMEOUT_S)
-    return {resource.name: future for resource, future in futures.items()}
 
 
 def config_values(entries: Mapping[str, Any]) -> dict[str, str]:

@@ -28,10 +28,10 @@ from forebay.errors import (
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Heartbeat, Wake
+from forebay_changelog.kafka.admin_polls import ask_offsets
 from forebay_changelog.kafka.changelog import KafkaChangelog
 from forebay_changelog.kafka.client_close import Admin
 from forebay_changelog.kafka.fetcher import Fetched, Fetcher
-from forebay_changelog.kafka.topics import ask_offsets
 from forebay_changelog.kafka.transient_errors import passes
 from forebay_changelog.record_headers import HEARTBEAT_HEADER, VALID_FROM_HEADER, heartbeat_key
 from tests.support.cluster import free_port, wait_until

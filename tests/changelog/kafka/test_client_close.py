@@ -10,7 +10,8 @@ from tests.support.cluster import free_port, wait_until
 _COLLECTED_IN_ITS_OWN_THREAD = """
 import gc, sys, threading
 from confluent_kafka.admin import OffsetSpec
-from forebay_changelog.kafka.topics import KafkaTopics, ask_offsets
+from forebay_changelog.kafka.admin_polls import ask_offsets
+from forebay_changelog.kafka.topics import KafkaTopics
 from forebay_changelog.kafka.url import KafkaUrl
 from forebay.task_ids import TopicPartition
 
