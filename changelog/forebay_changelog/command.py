@@ -122,11 +122,7 @@ def reset(topology: Path, changelog: str, store: str, yes: bool, output: Output)
     only what changes later.
     """
     opened, loaded = open_logs(topology, changelog)
-    spec = store_spec(loaded, store)
-    if spec.external:
-        raise SettingError(
-            f"{store!r} is external: its topic {spec.topic!r} belongs to others, so forebay does not empty it."
-        )
+    spec = _own_spec(loaded, store)
     if not yes:
         _confirm(
             f"This empties {spec.topic}, and with it every replica of {store}; a query that goes on writes only "
@@ -158,11 +154,7 @@ def _confirm(consequence: str) -> None:
 def retire_writer(topology: Path, changelog: str, store: str, writer: str, output: Output) -> None:
     """Remove a WRITER of STORE that is gone for good from the store's age."""
     opened, loaded = open_logs(topology, changelog)
-    spec = store_spec(loaded, store)
-    if spec.external:
-        raise SettingError(
-            f"{store!r} is external: its topic {spec.topic!r} belongs to others, so forebay writes nothing to it."
-        )
+    spec = _own_spec(loaded, store)
     opened.retire_writer(spec.topic, writer)
     document = {"store": store, "topic": spec.topic, "writer": writer}
     output.show(document, f"{writer} no longer counts towards the age of {store}")
@@ -182,11 +174,7 @@ def erase(topology: Path, changelog: str, store: str, key: str, wait: bool, outp
     again.
     """
     opened, loaded = open_logs(topology, changelog)
-    spec = store_spec(loaded, store)
-    if spec.external:
-        raise SettingError(
-            f"{store!r} is external: its topic {spec.topic!r} belongs to others, so forebay writes nothing to it."
-        )
+    spec = _own_spec(loaded, store)
     opened.ensure(spec, create=False)
     plain = spec.key_codec.from_text(key.encode())
     erased = {tp: _erased(opened, spec, tp, plain) for tp in _may_have(spec, plain)}
@@ -265,3 +253,14 @@ def store_spec(topology: Topology, store: str) -> StoreSpec:
     if store not in topology.stores:
         raise SettingError(f"There is no store {store!r} in the topology; there are {', '.join(topology.stores)}.")
     return topology.stores[store]
+
+
+def _own_spec(topology: Topology, store: str) -> StoreSpec:
+    """A store whose log forebay may write; raises ``SettingError``."""
+    spec = store_spec(topology, store)
+    if spec.external:
+        raise SettingError(
+            f"{store!r} is external: its topic {spec.topic!r} belongs to others, so forebay neither writes to it "
+            "nor empties it."
+        )
+    return spec

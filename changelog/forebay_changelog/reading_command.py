@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from forebay.output import Output, json_output, progress, quantity
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Changelog, Consumer, Record, Wake
+from forebay_changelog.base import Batch, Heartbeat
 from forebay_changelog.command import changelog, open_logs, store_spec
 from forebay_changelog.log_reader import batches_to_end, last_records, raise_lasting
-from forebay_changelog.log_statistics import LogStatistics
 from forebay_changelog.record_documents import record_document, record_json, record_line
+from forebay_changelog.record_headers import writer_of
 
 _RECORDS_PER_POLL = 1_000
 _WAIT_S = 0.5
@@ -174,3 +176,59 @@ def _consumer(opened: Changelog, *, replay: bool = False) -> Iterator[Consumer]:
         yield consumer
     finally:
         consumer.close()
+
+
+@dataclass
+class LogStatistics:
+    """One partition: its offsets, how many records it has of each sort, and each writer's newest heartbeat."""
+
+    partition: int
+    beginning: int = 0
+    end_offset: int = 0
+    records: int = 0
+    """Without heartbeats, but with tombstones."""
+    tombstones: int = 0
+    heartbeats: int = 0
+    last_timestamp_ms: int | None = None
+    """Of the last record that is no heartbeat."""
+    writers: dict[str, Heartbeat | None] = field(default_factory=dict)
+    """By name; None if its newest heartbeat cannot be read."""
+
+    def add(self, batch: Batch) -> None:
+        """Count a batch."""
+        self.beginning, self.end_offset = batch.beginning, batch.end.offset
+        for _, key, value, timestamp_ms, is_heartbeat in batch.records:
+            if is_heartbeat:
+                self._add_heartbeat(key, value)
+                continue
+            self.records += 1
+            self.tombstones += value is None
+            self.last_timestamp_ms = timestamp_ms
+
+    def _add_heartbeat(self, key: bytes, value: bytes | None) -> None:
+        self.heartbeats += 1
+        writer = writer_of(key) or ""
+        if value is None:
+            self.writers.pop(writer, None)
+            return
+        try:
+            self.writers[writer] = Heartbeat.parse(value)
+        except ValueError:
+            self.writers[writer] = None
+
+    def document(self, now_ms: float) -> dict[str, Any]:
+        """The figures as JSON values; ages are as of ``now_ms``, in epoch milliseconds."""
+        writers = [_writer_document(writer, beat, now_ms) for writer, beat in sorted(self.writers.items())]
+        return {**vars(self), "writers": writers}
+
+
+def _writer_document(writer: str, beat: Heartbeat | None, now_ms: float) -> dict[str, Any]:
+    as_of_ms = None if beat is None else beat.as_of_ms
+    return {
+        "writer": writer,
+        "as_of_ms": as_of_ms,
+        "age_ms": None if as_of_ms is None else max(0, int(now_ms) - as_of_ms),
+        "query_id": None if beat is None else beat.query_id,
+        "batch_id": None if beat is None else beat.batch_id,
+        "filling": beat is not None and beat.filling,
+    }
