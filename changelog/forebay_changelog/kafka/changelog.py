@@ -43,7 +43,6 @@ class KafkaChangelog:
         self._partitions: dict[str, int] = {}
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
-        """Create a store's topic unless it is there; see ``Changelog``."""
         self._topics.ensure(spec, create=create)
 
     def compactor(self, spec: StoreSpec) -> KafkaChangelog | None:
@@ -55,16 +54,13 @@ class KafkaChangelog:
         return self._topics.describe(topic).identity
 
     def identities(self, topic: str) -> dict[int, str]:
-        """The topic's id for each partition; raises ``TopicMissing`` and ``ChangelogUnreachable``."""
         description = self._topics.describe(topic)
         return dict.fromkeys(range(description.partitions), description.identity)
 
     def consumer(self, *, replay: bool = False) -> Consumer:
-        """A new reader; for a ``replay`` it reads further ahead."""
         return KafkaConsumer(self._topics, lambda: Fetcher(self.kafka, replay=replay))
 
     def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """The current ends for read-committed readers; partitions that cannot be reached are left out."""
         return self._topics.end_offsets(topic_partitions)
 
     def append_heartbeat(
@@ -102,7 +98,6 @@ class KafkaChangelog:
             return queries[query_id].append(self._partitions[topic], heartbeat, rows)
 
     def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
-        """A writer's newest heartbeat; see ``Changelog``."""
         with _reading_heartbeats(topic, writer):
             return last_heartbeat(self.kafka, topic, writer)
 
@@ -118,12 +113,10 @@ class KafkaChangelog:
             yield queries
 
     def has_written(self, topic: str, *, writer: str, query_id: str) -> bool | None:
-        """Whether the log has what a query wrote under a name; see ``Changelog``."""
         with _reading_heartbeats(topic, writer):
             return has_written(self.kafka, topic, writer, query_id)
 
     def has_completed(self, topic: str, writer: str) -> bool:
-        """Whether the log still shows that a writer was retired as completed; see ``Changelog``."""
         with _reading_heartbeats(topic, writer):
             return has_completed(self.kafka, topic, writer)
 
@@ -132,7 +125,6 @@ class KafkaChangelog:
         return self._topics.set_retention(spec)
 
     def append_deletions(self, topic_partition: TopicPartition, keys: Sequence[tuple[bytes, int]]) -> int:
-        """Append a tombstone for each key; see ``Changelog``."""
         try:
             return append_deletions(self.kafka, *topic_partition, keys).next_offset
         except KafkaException as error:
@@ -144,7 +136,6 @@ class KafkaChangelog:
         return self._topics.ensure_assignments(application_id)
 
     def writers(self, topic: str) -> set[str]:
-        """The writers of a topic; see ``Changelog``."""
         with _reading_heartbeats(topic, "all writers"):
             known = known_writers(self.kafka, topic, max_offsets=None)
         if known is None:
@@ -152,7 +143,6 @@ class KafkaChangelog:
         return known
 
     def retire_writer(self, topic: str, writer: str, *, completed: bool = False) -> None:
-        """Remove a writer that is gone for good from the store's age; see ``Changelog``."""
         writing = HeartbeatWriter(self.kafka, topic, writer, None, completed=completed)
         writing.append(self._topics.describe(topic).partitions, None)
         with self._lock:

@@ -97,7 +97,7 @@ class _AssignedPartition:
 
 
 class KafkaConsumer:
-    """The consumer of a Kafka changelog; ``new_fetcher`` makes what fetches its partitions."""
+    """The ``Consumer`` of a Kafka changelog; ``new_fetcher`` makes what fetches its partitions."""
 
     def __init__(self, topics: KafkaTopics, new_fetcher: Callable[[], Fetcher]) -> None:
         self._topics = topics
@@ -143,7 +143,6 @@ class KafkaConsumer:
         old.close(wait=False)
 
     def assign(self, topic_partition: TopicPartition, position: int, proof: OffsetAndEpoch | None = None) -> None:
-        """Read a partition from this position on, once its topic is known; see ``Consumer``."""
         self.unassign(topic_partition)
         now = boot_ms()
         self._assigned[topic_partition] = _AssignedPartition(position, now, now, proof, proof is None)
@@ -153,7 +152,6 @@ class KafkaConsumer:
             self._states.describing.at_once = self._states.configuring.at_once = True
 
     def unassign(self, topic_partition: TopicPartition) -> None:
-        """Stop reading a partition."""
         if self._assigned.pop(topic_partition, None) is None:
             return
         self._stop_fetching(topic_partition)
@@ -164,7 +162,6 @@ class KafkaConsumer:
                 ends.errors.pop((topic_partition, level), None)
 
     def close(self) -> None:
-        """Close the connections."""
         self._assigned.clear()
         self._fetcher.close()
 

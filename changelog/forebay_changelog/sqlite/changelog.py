@@ -60,7 +60,8 @@ _LOCAL_IN_USER_SPACE = frozenset({"fuse.fuse-overlayfs", "fuse.ntfs-3g", "fuse.m
 
 
 class SqliteChangelog:
-    """Topics in ``<directory>/<topic>/<partition>.db``; ``<directory>/topics.db`` names them.
+    """Topics in ``<directory>/<topic>/<partition>.db``; ``<directory>/topics.db`` names them. The interface is
+    ``Changelog``.
 
     ``create`` makes the directory if it does not exist. Raises ``ChangelogElsewhere`` on a network file system,
     where SQLite's locks do not work, and ``ChangelogUnusable`` if the disk does not let it be opened.
@@ -104,7 +105,6 @@ class SqliteChangelog:
         return self
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
-        """Create a store's topic unless it is there; see ``Changelog``."""
         if create and not spec.external:
             self.ensure_topic(spec.topic, spec.partitions)
             return
@@ -161,7 +161,6 @@ class SqliteChangelog:
             raise TopicMissing(f"Partition {partition} of the log {topic!r} cannot be read: {error}.") from None
 
     def identities(self, topic: str) -> dict[int, str]:
-        """The identity of each partition's log; see ``Changelog``."""
         identities = {}
         for partition in range(self.partitions(topic)):
             with naming(path := self.path(TopicPartition(topic, partition))), _closing(path) as connection:
@@ -178,11 +177,9 @@ class SqliteChangelog:
         return log_file.partition_path(str(self.directory), *topic_partition)
 
     def consumer(self, *, replay: bool = False) -> Consumer:
-        """A new reader."""
         return SqliteConsumer(self.path, replay=replay)
 
     def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """The current ends; partitions that cannot be reached are left out."""
         ends = {}
         for tp in topic_partitions:
             with contextlib.suppress(*log_file.UNREADABLE), _closing(self.path(tp)) as connection:
@@ -198,7 +195,6 @@ class SqliteChangelog:
         value: bytes,
         identities: Mapping[int, str] | None = None,
     ) -> dict[int, int]:
-        """Append a heartbeat to every partition; see ``Changelog``."""
         log, expected = self.identity(topic), identities or {}
 
         def append(partition: int) -> tuple[int, str, int]:
@@ -230,7 +226,6 @@ class SqliteChangelog:
         rows: Rows,
         heartbeat: bytes,
     ) -> dict[int, int]:
-        """Append rows, and after them a heartbeat to every partition; see ``Changelog``."""
         now_ms = _now_ms()
         try:
             for partition, pairs in sorted(rows.items()):
@@ -255,7 +250,6 @@ class SqliteChangelog:
         return self.append_heartbeat(topic, writer=writer, query_id=query_id, value=heartbeat)
 
     def append_deletions(self, topic_partition: TopicPartition, keys: Sequence[tuple[bytes, int]]) -> int:
-        """Append a tombstone for each key; see ``Changelog``."""
         now_ms = _now_ms()
         with naming(path := self.path(topic_partition)):
             return batches.append_deletions(path, [(key, timestamp_ms or now_ms) for key, timestamp_ms in keys])
@@ -266,7 +260,6 @@ class SqliteChangelog:
         return {tp.partition: proof for tp, proof in self._proofs.items() if tp.topic == topic}
 
     def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
-        """A writer's newest heartbeat; see ``Changelog``."""
         # A partition that was lost and recreated has none of before.
         for partition in range(self.partitions(topic)):
             with naming(path := self.path(TopicPartition(topic, partition))):
@@ -276,7 +269,6 @@ class SqliteChangelog:
         return None
 
     def has_written(self, topic: str, *, writer: str, query_id: str) -> bool:
-        """Whether the log has what a query wrote under a name; see ``Changelog``."""
         log, found = self.identity(topic), False
         for partition in range(self.partitions(topic)):
             with naming(path := self.path(TopicPartition(topic, partition))):
@@ -288,7 +280,6 @@ class SqliteChangelog:
         return found
 
     def writers(self, topic: str) -> set[str]:
-        """The writers of a topic; see ``Changelog``."""
         known: set[str] = set()
         for partition in range(self.partitions(topic)):
             with naming(path := self.path(TopicPartition(topic, partition))):
@@ -296,7 +287,6 @@ class SqliteChangelog:
         return known
 
     def retire_writer(self, topic: str, writer: str, *, completed: bool = False) -> None:
-        """Remove a writer that is gone for good from the store's age; see ``Changelog``."""
         known = self.writers(topic)
         if writer not in known:
             raise unknown_writer(topic, writer, known)
@@ -313,7 +303,6 @@ class SqliteChangelog:
         return True
 
     def reset(self, spec: StoreSpec) -> str:
-        """Empty a store's topic and give it a new identity; every replica is rebuilt. Returns the identity."""
         topic = spec.topic
         identity = log_file.new_identity()
         # Lost partitions must be recreated before they can be emptied.
@@ -360,7 +349,6 @@ class SqliteChangelog:
         )
 
     def compacted_ms(self, topic: str) -> int | None:
-        """When any process last completed a topic's compaction, in epoch milliseconds; None if never."""
         with self._topics() as connection:
             row = connection.execute("SELECT ended_ms FROM compaction WHERE topic = ?", (topic,)).fetchone()
         return None if row is None else int(row[0])

@@ -66,7 +66,8 @@ class _Assigned:
 
 
 class SqliteConsumer:
-    """Reads partitions, each over a connection of its own, once they were written to.
+    """The ``Consumer`` of a SQLite changelog: each partition has a connection of its own, and is read once it was
+    written to.
 
     The kernel reports that at once. A look at each log finds what is not reported, and says up to when there was
     nothing new. For a ``replay`` every partition is polled each time.
@@ -98,7 +99,6 @@ class SqliteConsumer:
         self._to_recheck: list[TopicPartition] = []
 
     def assign(self, topic_partition: TopicPartition, position: int, proof: OffsetAndEpoch | None = None) -> None:
-        """Read a partition from this position on; see ``Consumer``."""
         self.unassign(topic_partition)
         self._positions[topic_partition], self._proofs[topic_partition] = position, proof
         self._unread.add(topic_partition)
@@ -106,7 +106,6 @@ class SqliteConsumer:
         self._files |= {path: topic_partition, f"{path}-wal": topic_partition}
 
     def unassign(self, topic_partition: TopicPartition) -> None:
-        """Stop reading a partition."""
         if self._positions.pop(topic_partition, None) is None:
             return
         del self._proofs[topic_partition]
@@ -127,7 +126,6 @@ class SqliteConsumer:
             wake.wait(timeout_s, *([] if self._events is None else [self._events.fileno()]))
 
     def close(self) -> None:
-        """Close every connection."""
         for topic_partition in list(self._positions):
             self.unassign(topic_partition)
         if self._events is not None:
