@@ -73,11 +73,8 @@ class KafkaChangelog:
         identities: Mapping[int, str] | None = None,
     ) -> dict[int, int]:
         """Append a heartbeat to every partition, none of which is lost alone; see ``Changelog``."""
-        with self._writing(topic, writer) as queries:
-            if query_id not in queries:
-                _supersede(queries)
-                queries[query_id] = HeartbeatWriter(self.kafka, topic, writer, query_id)
-            return queries[query_id].append(self._partitions[topic], value)
+        with self._writing(topic, writer, query_id) as writing:
+            return writing.append(self._partitions[topic], value)
 
     def append_batch(
         self,
@@ -90,27 +87,28 @@ class KafkaChangelog:
         heartbeat: bytes,
     ) -> dict[int, int]:
         """Append rows and a heartbeat to every partition in one transaction; see ``Changelog``."""
-        with self._writing(topic, writer) as queries:
-            if query_id not in queries:
-                _supersede(queries)
-                queries[query_id] = HeartbeatWriter(self.kafka, topic, writer, query_id)
-            queries[query_id].ensure_timeout(BATCH_TIMEOUT_MS)
-            return queries[query_id].append(self._partitions[topic], heartbeat, rows)
+        with self._writing(topic, writer, query_id) as writing:
+            writing.ensure_timeout(BATCH_TIMEOUT_MS)
+            return writing.append(self._partitions[topic], heartbeat, rows)
 
     def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
         with _reading_heartbeats(topic, writer):
             return last_heartbeat(self.kafka, topic, writer)
 
     @contextlib.contextmanager
-    def _writing(self, topic: str, writer: str) -> Iterator[dict[str, HeartbeatWriter]]:
-        """The writers of a name by their query, while no other thread writes under it."""
+    def _writing(self, topic: str, writer: str, query_id: str) -> Iterator[HeartbeatWriter]:
+        """What a query writes heartbeats with under a name, while no other thread writes under it."""
         with self._lock:
             turn, queries = self._writers.setdefault((topic, writer), (threading.Lock(), {}))
         # A slow topic must not hold up the others.
         with turn:
             if topic not in self._partitions:
                 self._partitions[topic] = self._topics.describe(topic).partitions
-            yield queries
+            if query_id not in queries:
+                for earlier in queries.values():
+                    earlier.supersede()
+                queries[query_id] = HeartbeatWriter(self.kafka, topic, writer, query_id)
+            yield queries[query_id]
 
     def has_written(self, topic: str, *, writer: str, query_id: str) -> bool | None:
         with _reading_heartbeats(topic, writer):
@@ -199,12 +197,6 @@ class KafkaChangelog:
             if time.monotonic() > deadline:
                 raise ChangelogError(f"The topic {spec.topic!r} could not be recreated: {why}")
             time.sleep(0.1)
-
-
-def _supersede(queries: dict[str, HeartbeatWriter]) -> None:
-    """Have the writers of earlier queries refuse what they are given from now on."""
-    for writer in queries.values():
-        writer.supersede()
 
 
 @contextlib.contextmanager

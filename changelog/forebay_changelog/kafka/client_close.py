@@ -1,4 +1,4 @@
-"""What librdkafka's clients log, and their disposal in threads of their own.
+"""What librdkafka's clients log, a consumer for a moment, and the clients' disposal in threads of their own.
 
 The destruction of one may block for ever if a broker went away at the wrong moment (librdkafka#5476). In a thread
 of the same client it ends the process; Python's garbage collector may run there, in a callback.
@@ -11,18 +11,22 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from forebay.logs import LogThrottle
+from forebay_changelog.kafka.url import KafkaUrl
 
 log = logging.getLogger(__name__)
 
 CLIENT_LOG = logging.getLogger("forebay.kafka")
 _PATIENCE_S = 5.0
+_MESSAGES = 10_000
+_POLL_S = 0.1
 
 
 class _Once(logging.Filter):
@@ -70,3 +74,45 @@ def close(consumer: Consumer, patience_s: float = _PATIENCE_S) -> None:
     thread.join(patience_s)
     if patience_s and thread.is_alive():
         log.warning("a Kafka client is still not closed after %.0f s; it is left to itself", patience_s)
+
+
+@contextlib.contextmanager
+def reading(url: KafkaUrl) -> Iterator[Consumer]:
+    """A consumer of committed records, for ``messages_to_end``."""
+    consumer = Consumer(
+        url.librdkafka(
+            group_id="forebay-claims",
+            enable_auto_commit=False,
+            isolation_level="read_committed",
+            enable_partition_eof=True,
+            auto_offset_reset="earliest",
+        ),
+        logger=CLIENT_LOG,
+    )
+    try:
+        yield consumer
+    finally:
+        close(consumer)
+
+
+def messages_to_end(consumer: Consumer, start: TopicPartition, patience_s: float) -> Iterator[list[Message]]:
+    """The messages of a partition from an offset on, up to its end.
+
+    Raises ``KafkaException``, also if nothing arrives for ``patience_s``.
+    """
+    consumer.assign([start])
+    progressed_s = time.monotonic()
+    while time.monotonic() - progressed_s < patience_s:
+        found = consumer.consume(_MESSAGES, _POLL_S)
+        errors = [error for message in found if (error := message.error()) is not None]
+        for error in errors:
+            # The group is only nominal: no right to it is needed.
+            if error.code() not in (KafkaError._PARTITION_EOF, KafkaError.GROUP_AUTHORIZATION_FAILED):
+                raise KafkaException(error)
+        messages = [message for message in found if message.error() is None]
+        if messages:
+            progressed_s = time.monotonic()
+            yield messages
+        if any(error.code() == KafkaError._PARTITION_EOF for error in errors):
+            return
+    raise KafkaException(KafkaError(KafkaError._TIMED_OUT))

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from forebay.record_orders import split_order, with_order
-from forebay_changelog.kafka.client_close import CLIENT_LOG, close
+from forebay_changelog.kafka.client_close import CLIENT_LOG, messages_to_end, reading
 from forebay_changelog.kafka.url import KafkaUrl
 from forebay_changelog.record_headers import writer_of
 
-_MESSAGES = 10_000
 _PATIENCE_S = 30.0
 _QUEUE_FULL_S = 0.1
 _CACHE = "PRAGMA cache_size=-32768"
@@ -41,12 +39,13 @@ def append_tombstones(url: KafkaUrl, topic: str, partition: int) -> int:
             "CREATE TABLE record (plain BLOB, record_order INTEGER, is_removed INTEGER, "
             "PRIMARY KEY (plain, record_order)) WITHOUT ROWID"
         )
-        for messages in _messages(url, topic, partition):
-            scratch.execute("BEGIN")
-            scratch.executemany(
-                "INSERT OR REPLACE INTO record VALUES (?, ?, ?)", filter(None, map(_row, messages))
-            )
-            scratch.execute("COMMIT")
+        with reading(url) as consumer:
+            for messages in messages_to_end(consumer, TopicPartition(topic, partition, 0), _PATIENCE_S):
+                scratch.execute("BEGIN")
+                scratch.executemany(
+                    "INSERT OR REPLACE INTO record VALUES (?, ?, ?)", filter(None, map(_row, messages))
+                )
+                scratch.execute("COMMIT")
         superseded = ((with_order(*row), 0) for row in scratch.execute(_SUPERSEDED))
         return append_deletions(url, topic, partition, superseded).records
 
@@ -60,38 +59,6 @@ def _row(message: Message) -> tuple[bytes, int, bool] | None:
         return *split_order(key), message.value() is None
     except ValueError:
         return None
-
-
-def _messages(url: KafkaUrl, topic: str, partition: int) -> Iterator[list[Message]]:
-    """What readers of committed records find, up to the end."""
-    consumer = Consumer(
-        url.librdkafka(
-            group_id="forebay-superseded",
-            enable_auto_commit=False,
-            isolation_level="read_committed",
-            enable_partition_eof=True,
-            auto_offset_reset="earliest",
-        ),
-        logger=CLIENT_LOG,
-    )
-    try:
-        consumer.assign([TopicPartition(topic, partition, 0)])
-        progressed_s, is_through = time.monotonic(), False
-        while not is_through:
-            found = consumer.consume(_MESSAGES, 0.1)
-            errors = [error for message in found if (error := message.error()) is not None]
-            is_through = any(error.code() == KafkaError._PARTITION_EOF for error in errors)
-            for error in errors:
-                # The group is only nominal: no right to it is needed.
-                if error.code() not in (KafkaError._PARTITION_EOF, KafkaError.GROUP_AUTHORIZATION_FAILED):
-                    raise KafkaException(error)
-            if found:
-                progressed_s = time.monotonic()
-                yield [message for message in found if message.error() is None]
-            elif time.monotonic() - progressed_s > _PATIENCE_S:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-    finally:
-        close(consumer)
 
 
 class Appended(NamedTuple):

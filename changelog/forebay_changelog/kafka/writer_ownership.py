@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from forebay_changelog.base import Heartbeat
-from forebay_changelog.kafka.client_close import CLIENT_LOG, close
+from forebay_changelog.kafka.client_close import messages_to_end, reading
 from forebay_changelog.kafka.transient_errors import ELECTING
 from forebay_changelog.kafka.url import KafkaUrl
 from forebay_changelog.record_headers import COMPLETED_HEADER, SUPERSEDED_HEADER, writer_of
@@ -23,7 +21,6 @@ log = logging.getLogger(__name__)
 _SEARCH_DEPTHS = (1_000, 30_000, 1_000_000)
 """In offsets. A living writer's last heartbeat is at most a batch away from the end."""
 _EVERYTHING = sys.maxsize
-_MESSAGES = 10_000
 _TIMEOUT_S = 10.0
 _MAX_SUPERSEDED = 16
 _RETRY_S = 0.1
@@ -80,7 +77,7 @@ def known_writers(url: KafkaUrl, topic: str, *, max_offsets: int | None = _SEARC
     Raises ``KafkaException``.
     """
     try:
-        with _consumer(url) as consumer:
+        with reading(url) as consumer:
             beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
             if max_offsets is not None and end - beginning > max_offsets:
                 return None
@@ -131,7 +128,8 @@ def _last_heartbeat(url: KafkaUrl, topic: str, writer: str) -> _LastHeartbeat:
 
 def _search(url: KafkaUrl, topic: str, writer: str, depths: tuple[int, ...]) -> _LastHeartbeat:
     """The writer's last heartbeat within so many offsets from the end, tried in turn."""
-    with _consumer(url) as consumer:
+    with reading(url) as consumer:
+        # Each heartbeat is in all partitions, so reading the first is enough.
         beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
         for offsets in depths:
             start = max(beginning, end - offsets)
@@ -139,24 +137,6 @@ def _search(url: KafkaUrl, topic: str, writer: str, depths: tuple[int, ...]) -> 
             if found is not None or start == beginning:
                 return _LastHeartbeat(found, start == beginning)
     return _LastHeartbeat(None, searched_all=False)
-
-
-@contextlib.contextmanager
-def _consumer(url: KafkaUrl) -> Iterator[Consumer]:
-    """One that reads heartbeats: each is in all partitions, so reading the first is enough."""
-    consumer = Consumer(
-        url.librdkafka(
-            group_id="forebay-claims",
-            enable_auto_commit=False,
-            isolation_level="read_committed",
-            enable_partition_eof=True,
-        ),
-        logger=CLIENT_LOG,
-    )
-    try:
-        yield consumer
-    finally:
-        close(consumer)
 
 
 def _watermarks(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
@@ -176,22 +156,12 @@ def _watermarks(consumer: Consumer, partition: TopicPartition) -> tuple[int, int
 def _last_heartbeats(consumer: Consumer, start: TopicPartition) -> dict[str, Message]:
     """Each writer's last one from an offset on; raises ``KafkaException`` if nothing arrives for a while."""
     found: dict[str, Message] = {}
-    consumer.assign([start])
-    progressed_s = time.monotonic()
-    while time.monotonic() - progressed_s < _TIMEOUT_S:
-        for message in consumer.consume(_MESSAGES, 0.1):
-            error = message.error()
-            if error is None:
-                progressed_s = time.monotonic()
-                writer = writer_of(message.key())
-                if writer is not None:
-                    found[writer] = message
-            elif error.code() == KafkaError._PARTITION_EOF:
-                return found
-            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
-                # The group is only nominal: no right to it is needed.
-                raise KafkaException(error)
-    raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+    for messages in messages_to_end(consumer, start, _TIMEOUT_S):
+        for message in messages:
+            writer = writer_of(message.key())
+            if writer is not None:
+                found[writer] = message
+    return found
 
 
 def _ownership_of(heartbeat: Message) -> WriterOwnership | None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
 from forebay.clock import duration
@@ -41,6 +42,7 @@ from forebay_changelog.sqlite.compaction import compact
 from forebay_changelog.sqlite.consumer import SqliteConsumer
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _NOT_COMPACTED: tuple[type[Exception], ...] = (*log_file.UNREADABLE, RecordDamaged)
 _LIMITS = CompactionLimits()
@@ -155,17 +157,12 @@ class SqliteChangelog:
         if partition is None:
             return identity
         try:
-            with _closing(self.path(TopicPartition(topic, partition))) as connection:
-                return str(connection.execute("SELECT identity FROM state").fetchone()[0])
+            return _identity(self.path(TopicPartition(topic, partition)))
         except log_file.UNREADABLE as error:
             raise TopicMissing(f"Partition {partition} of the log {topic!r} cannot be read: {error}.") from None
 
     def identities(self, topic: str) -> dict[int, str]:
-        identities = {}
-        for partition in range(self.partitions(topic)):
-            with naming(path := self.path(TopicPartition(topic, partition))), _closing(path) as connection:
-                identities[partition] = str(connection.execute("SELECT identity FROM state").fetchone()[0])
-        return identities
+        return dict(enumerate(self._of_each(topic, _identity)))
 
     def topics(self) -> list[str]:
         """The names of all topics."""
@@ -261,18 +258,13 @@ class SqliteChangelog:
 
     def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
         # A partition that was lost and recreated has none of before.
-        for partition in range(self.partitions(topic)):
-            with naming(path := self.path(TopicPartition(topic, partition))):
-                value = writers.last_heartbeat(path, writer)
-            if value is not None:
-                return Heartbeat.parse(value)
-        return None
+        values = self._of_each(topic, lambda path: writers.last_heartbeat(path, writer))
+        newest = next((value for value in values if value is not None), None)
+        return None if newest is None else Heartbeat.parse(newest)
 
     def has_written(self, topic: str, *, writer: str, query_id: str) -> bool:
         log, found = self.identity(topic), False
-        for partition in range(self.partitions(topic)):
-            with naming(path := self.path(TopicPartition(topic, partition))):
-                identity, here = writers.has_written(path, writer, query_id)
+        for identity, here in self._of_each(topic, lambda path: writers.has_written(path, writer, query_id)):
             # It was lost and recreated. What the query goes on in with the operator's consent has its heartbeats.
             if not here and identity != log:
                 return False
@@ -280,36 +272,26 @@ class SqliteChangelog:
         return found
 
     def writers(self, topic: str) -> set[str]:
-        known: set[str] = set()
-        for partition in range(self.partitions(topic)):
-            with naming(path := self.path(TopicPartition(topic, partition))):
-                known |= writers.writers(path)
-        return known
+        return set().union(*self._of_each(topic, writers.writers))
 
     def retire_writer(self, topic: str, writer: str, *, completed: bool = False) -> None:
         known = self.writers(topic)
         if writer not in known:
             raise unknown_writer(topic, writer, known)
-        for partition in range(self.partitions(topic)):
-            with naming(path := self.path(TopicPartition(topic, partition))):
-                writers.retire_writer(path, writer, completed=completed)
+        for _ in self._of_each(topic, lambda path: writers.retire_writer(path, writer, completed=completed)):
+            pass
 
     def has_completed(self, topic: str, writer: str) -> bool:
         """Whether every partition shows that a writer was retired as completed; see ``Changelog``."""
-        for partition in range(self.partitions(topic)):
-            with naming(path := self.path(TopicPartition(topic, partition))):
-                if not writers.has_completed(path, writer):
-                    return False
-        return True
+        return all(self._of_each(topic, lambda path: writers.has_completed(path, writer)))
 
     def reset(self, spec: StoreSpec) -> str:
         topic = spec.topic
         identity = log_file.new_identity()
         # Lost partitions must be recreated before they can be emptied.
         self._restore_partitions(topic, self.partitions(topic))
-        for partition in range(self.partitions(topic)):
-            with naming(path := self.path(TopicPartition(topic, partition))):
-                log_file.reset(path, identity)
+        for _ in self._of_each(topic, lambda path: log_file.reset(path, identity)):
+            pass
         with self._topics() as connection:
             connection.execute("UPDATE topic SET identity = ? WHERE name = ?", (identity, topic))
         return identity
@@ -370,6 +352,13 @@ class SqliteChangelog:
             raise TopicMissing(f"The changelog {self.directory} has no log {topic!r}.")
         return row
 
+    def _of_each(self, topic: str, function: Callable[[str], T]) -> Iterator[T]:
+        """What a function returns for the database of each partition; raises ``ChangelogUnusable``."""
+        for partition in range(self.partitions(topic)):
+            with naming(path := self.path(TopicPartition(topic, partition))):
+                found = function(path)
+            yield found
+
     def _create_partitions(self, topic: str, partitions: int) -> str:
         # Files may be left over from an interrupted creation: the first one's identity applies to all.
         (self.directory / topic).mkdir(mode=self.directory.stat().st_mode & 0o777, exist_ok=True)
@@ -410,6 +399,11 @@ def _closing(path: str, *, create: bool = False) -> Iterator[sqlite3.Connection]
         yield connection
     finally:
         connection.close()
+
+
+def _identity(path: str) -> str:
+    with _closing(path) as connection:
+        return str(connection.execute("SELECT identity FROM state").fetchone()[0])
 
 
 def _now_ms() -> int:
