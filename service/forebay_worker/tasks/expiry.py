@@ -1,4 +1,4 @@
-"""Expiry: deletes entries past their store's retention, replica by replica, for no longer than others can wait."""
+"""Expiry: deletes what no read returns any more, replica by replica, for no longer than others can wait."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 
 from forebay.clock import boot_ms
 from forebay.state_store import StateStore, StoreCorrupted
@@ -14,12 +14,14 @@ from forebay.stored_keys import END_OF_USER_KEYS, RESERVED_TAG, USER_TAG
 from forebay.task_ids import TopicPartition
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_events import HandleEvent, StoreDamaged
-from forebay_worker.tasks.superseded_entries import SupersededSweep
 
 log = logging.getLogger(__name__)
 
 _SWEPT_KEY = RESERVED_TAG + b"swept"
 _ENTRIES_PER_SWEEP = 2_000
+_MIN_APPLIED = 1_000
+_PART_APPLIED = 4
+"""Superseded entries are searched again once as many records were applied as this part of the store's entries."""
 _MAX_SWEEPING_MS = 10.0
 _PATIENCE_WHERE_EXPIRED = 6
 """A sweep that deletes may take this many times longer: a store must not grow faster than it is swept."""
@@ -32,73 +34,101 @@ def swept_to_ms(store: StateStore) -> int | None:
 
 
 @dataclass
-class _Pass:
-    """One walk over a store: where it continues, and the oldest time, or moment of history, that it keeps."""
-
-    oldest_ms: int
-    start: bytes = USER_TAG
-
-
-@dataclass
-class _Search:
-    """How far a store was searched: by the pass under way, and by the last complete one."""
+class _Walk:
+    """How far a store is searched: by the pass under way, and by the last complete one."""
 
     store: StateStore
-    under_way: _Pass | None = None
-    done_to_ms: int | None = None
+    start: bytes | None = None
+    """Where the pass under way continues; None between two."""
+    begun_at: int | None = None
+    """What the newest pass began with: the oldest time, or moment of history, that it keeps, or how many records
+    had been applied. None before the first."""
+    seen: int = 0
+    """How many entries it has seen."""
+
+    def begin(self, at: int) -> int:
+        """Begin a pass; returns what it begins with."""
+        self.start, self.begun_at, self.seen = USER_TAG, at, 0
+        return at
+
+    def entries(self) -> list[tuple[bytes, bytes]]:
+        """The next ones."""
+        assert self.start is not None
+        return list(islice(self.store.scan(self.start, END_OF_USER_KEYS), _ENTRIES_PER_SWEEP))
 
 
 @dataclass
 class Expiry:
-    """Deletes expired entries a few thousand at a time; reads never return them anyway."""
+    """Deletes, a few thousand entries at a time, what no read returns: expired entries, and of a store with
+    ``latest_by`` those that a higher order of their key has superseded."""
 
-    _searches: dict[int, _Search] = field(default_factory=dict)
-    _superseded: SupersededSweep = field(default_factory=SupersededSweep)
+    _walks: dict[int, _Walk] = field(default_factory=dict)
 
     def sweep(self, replica: Replica) -> int:
         """Continue through a replica's store, in the applier's thread; returns the number of entries deleted."""
-        spec, store = replica.spec, replica.view.store
-        if spec.latest_by is not None:
-            return self._superseded.sweep(replica)
-        rule = spec.store_kind.expiry
-        oldest = None if rule is None else rule.oldest_ms(spec, replica.view.stream_time_ms)
-        if rule is None or oldest is None:
-            return 0
-        search = self._searches.get(id(replica))
-        if search is None or search.store is not store:
+        walk = self._walks.get(id(replica))
+        if walk is None or walk.store is not replica.view.store:
             # A rebuilt one begins with another stream time.
-            search = self._searches[id(replica)] = _Search(store)
-        at = search.under_way
-        if at is None:
-            if search.done_to_ms is not None and oldest - search.done_to_ms < rule.step_ms(spec):
-                return 0
-            at = search.under_way = _Pass(oldest)
-        seen = list(islice(store.scan(at.start, END_OF_USER_KEYS), _ENTRIES_PER_SWEEP))
-        expired = rule.expired(spec.stored_keys, seen, at.oldest_ms)
-        for key in expired:
-            store.delete(key)
-        if expired:
-            swept_before_ms = swept_to_ms(store)
-            if swept_before_ms is None or swept_before_ms < at.oldest_ms:
-                # With a longer retention, it is still to be known that there was more.
-                store.put(_SWEPT_KEY, b"%d" % at.oldest_ms)
-                replica.publish(swept_to_ms=at.oldest_ms)
-            store.commit({})
-            if spec.ttl_ms is not None:
-                # No record tells followers of it.
-                replica.view.recent_changes.note_expired(expired)
-                replica.key_watchers.wake(expired)
-        if len(seen) < _ENTRIES_PER_SWEEP:
-            search.under_way, search.done_to_ms = None, at.oldest_ms
-        else:
-            last, _ = seen[-1]
-            at.start = last if rule.by_successor else last + b"\x00"
-        return len(expired)
+            walk = self._walks[id(replica)] = _Walk(replica.view.store)
+        sweep = _sweep_expired if replica.spec.latest_by is None else _sweep_superseded
+        return sweep(replica, walk)
 
     def forget(self, replica: Replica) -> None:
         """Drop the state kept for a released replica."""
-        self._searches.pop(id(replica), None)
-        self._superseded.forget(replica)
+        self._walks.pop(id(replica), None)
+
+
+def _sweep_expired(replica: Replica, walk: _Walk) -> int:
+    spec, store = replica.spec, walk.store
+    rule = spec.store_kind.expiry
+    oldest_ms = None if rule is None else rule.oldest_ms(spec, replica.view.stream_time_ms)
+    if rule is None or oldest_ms is None:
+        return 0
+    kept_ms = walk.begun_at
+    if walk.start is None or kept_ms is None:
+        if kept_ms is not None and oldest_ms - kept_ms < rule.step_ms(spec):
+            return 0
+        kept_ms = walk.begin(oldest_ms)
+    seen = walk.entries()
+    expired = rule.expired(spec.stored_keys, seen, kept_ms)
+    for key in expired:
+        store.delete(key)
+    if expired:
+        swept_before_ms = swept_to_ms(store)
+        if swept_before_ms is None or swept_before_ms < kept_ms:
+            # With a longer retention, it is still to be known that there was more.
+            store.put(_SWEPT_KEY, b"%d" % kept_ms)
+            replica.publish(swept_to_ms=kept_ms)
+        store.commit({})
+        if spec.ttl_ms is not None:
+            # No record tells followers of it.
+            replica.view.recent_changes.note_expired(expired)
+            replica.key_watchers.wake(expired)
+    walk.start = None
+    if len(seen) == _ENTRIES_PER_SWEEP:
+        last, _ = seen[-1]
+        walk.start = last if rule.by_successor else last + b"\x00"
+    return len(expired)
+
+
+def _sweep_superseded(replica: Replica, walk: _Walk) -> int:
+    """What this leaves is the same to every read, so replicas need not agree on when they do it."""
+    store, applied = walk.store, replica.records.applied
+    if walk.start is None:
+        if walk.begun_at is not None and applied - walk.begun_at < max(_MIN_APPLIED, walk.seen // _PART_APPLIED):
+            return 0
+        walk.begin(applied)
+    seen = [key for key, _ in walk.entries()]
+    prefix_of = replica.spec.stored_keys.prefix_of
+    superseded = [one for one, following in pairwise(seen) if prefix_of(one) == prefix_of(following)]
+    for key in superseded:
+        store.delete(key)
+    if superseded:
+        store.commit({})
+    walk.seen += len(seen) - 1
+    # The last one is looked at again: the next one shows whether it is superseded.
+    walk.start = seen[-1] if len(seen) == _ENTRIES_PER_SWEEP else None
+    return len(superseded)
 
 
 class Sweeper:
