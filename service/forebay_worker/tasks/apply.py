@@ -7,9 +7,8 @@ from forebay.lag import EndOffset, Progress
 from forebay.state_store import CommittedOffset
 from forebay_changelog import Batch
 from forebay_worker.tasks.expiry import swept_to_ms
-from forebay_worker.tasks.folding import Fold, advance, is_misplaced, misplaced_keys
+from forebay_worker.tasks.folding import Fold, advance, fold_batch, is_misplaced, misplaced_keys
 from forebay_worker.tasks.log_continuity import RecordsLost, continuity_fault
-from forebay_worker.tasks.record_check import BadRecord, fitting, up_to_bad_record
 from forebay_worker.tasks.replica import Replica
 
 
@@ -63,17 +62,7 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     if not batch.records and batch.position == before.position and before.restored and not has_news:
         _note_nothing_new(replica, before, batch)
         return
-    skipped, stopped_by = 0, None
-    if replica.spec.validated:
-        batch, skipped, stopped_by = fitting(replica.spec, batch)
-    fold = Fold.after(before)
-    try:
-        fold.add(replica.spec, batch.records)
-    except BadRecord:
-        # What comes before it is applied all the same.
-        batch, _, stopped_by = up_to_bad_record(replica.spec, batch)
-        fold = Fold.after(before)
-        fold.add(replica.spec, batch.records)
+    batch, fold, skipped, stopped_by = fold_batch(replica.spec, before, batch)
     misplaced = misplaced_keys(replica.spec, replica.task.partition, batch.records, replica.view.misplaced_keys)
     after = advance(before, batch, fold, None, epoch_ms())
     progress = _progress(replica, after, batch, _as_of_after(replica, before, after))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from forebay.clock import latest_epoch_ms
+from forebay.errors import SchemaUnavailable
 from forebay.log_epochs import EpochStart, merged_epochs
 from forebay.retention import expired_to_ms
 from forebay.state_store import CommittedOffset
@@ -14,7 +16,7 @@ from forebay.stored_keys import USER_TAG
 from forebay.stored_values import encode_version, stamp
 from forebay.unproven import UnprovenRanges
 from forebay_changelog import Batch, Heartbeat, Record
-from forebay_worker.tasks.record_check import first_bad_record
+from forebay_worker.tasks.record_check import BadRecord, first_bad_record, fitting, up_to_bad_record
 
 KEYS_ALL_CHECKED = 1_000
 """Keys of records up to this offset are all checked against the partitioner, then a sample."""
@@ -131,6 +133,33 @@ class Fold:
             self.filling.add(writer)
         else:
             self.filling.discard(writer)
+
+
+class FoldedBatch(NamedTuple):
+    """The part of a batch that could be folded, and its outcome."""
+
+    batch: Batch
+    fold: Fold
+    skipped: int = 0
+    """How many records were skipped."""
+    stopped_by: BadRecord | SchemaUnavailable | None = None
+    """The record before which the batch was cut, or the schema that it has to wait for."""
+
+
+def fold_batch(spec: StoreSpec, before: CommittedOffset, batch: Batch) -> FoldedBatch:
+    """Fold a batch on top of a committed offset, without bad records or up to the first, as the store demands."""
+    skipped, stopped_by = 0, None
+    if spec.validated:
+        batch, skipped, stopped_by = fitting(spec, batch)
+    fold = Fold.after(before)
+    try:
+        fold.add(spec, batch.records)
+    except BadRecord:
+        # What comes before it is applied all the same.
+        batch, _, stopped_by = up_to_bad_record(spec, batch)
+        fold = Fold.after(before)
+        fold.add(spec, batch.records)
+    return FoldedBatch(batch, fold, skipped, stopped_by)
 
 
 def _stamp_unless_expired(timestamp_ms: int, expired_ms: int | None) -> bytes | None:

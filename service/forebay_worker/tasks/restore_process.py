@@ -34,9 +34,8 @@ from forebay_changelog.kafka.schemas import know_schemas
 from forebay_worker.state.reserved_records import OFFSET_KEY, offsets_to_json
 from forebay_worker.state.rocksdb_memory import OF_ANY_STORE, StoreOptions, block_options
 from forebay_worker.state.storage_faults import storage_fault
-from forebay_worker.tasks.folding import Fold, advance, misplaced_keys
+from forebay_worker.tasks.folding import FoldedBatch, advance, fold_batch, misplaced_keys
 from forebay_worker.tasks.log_continuity import continuity_fault
-from forebay_worker.tasks.record_check import BadRecord, fitting
 
 SCHEMAS_DIRECTORY = ".schemas"
 """Beside the scratch directory: where a worker and its restore processes keep the schemas that they fetched."""
@@ -221,99 +220,129 @@ class Restorer:
             consumer.close()
 
 
-def _fold_files(
-    job: RestoreJob, spec: StoreSpec, tp: TopicPartition, consumer: Consumer
-) -> Iterator[RestoreReport]:
-    committed = CommittedOffset.from_document(job.committed)
-    written_to, target, held_bytes, records, skipped, number = committed.position, -1, 0, 0, 0, 0
-    ahead = 0
-    run = SortedRun()
-    deadline = time.monotonic() + job.patience_s
-    pulse_due = time.monotonic() + _PULSE_S
-    while target < 0 or committed.position < target:
-        batch = _next_batch(consumer, tp, job.patience_s)
-        if continuity_fault(spec, job.log, committed, committed.end_reached_epoch_ms, batch) is not None:
-            # The applier takes over and finds the same.
-            return
-        failure = consumer.failures().get(tp)
-        if batch.position > committed.position:
-            deadline = time.monotonic() + job.patience_s
-        elif failure is not None and failure.lasting:
-            raise ChangelogError(failure.reason)
-        elif time.monotonic() > deadline:
-            raise ChangelogError(
-                f"The log {tp} answers, but nothing after offset {committed.position} is delivered."
-            )
-        if time.monotonic() >= pulse_due:
-            pulse_due = time.monotonic() + _PULSE_S
-            yield RestoreReport(job.job, alive=True)
-        target = batch.end.offset if target < 0 else target
-        stopped_by = None
-        if spec.validated:
-            batch, skipped_here, stopped_by = fitting(spec, batch)
-            skipped += skipped_here
-            target = target if stopped_by is None else batch.position
-        fold = Fold.after(committed)
-        try:
-            fold.add(spec, batch.records)
-        except BadRecord:
-            # The applier takes over, stops at it and reports it: a retry would end the same way.
-            return
-        ahead += fold.ahead
-        known = [bytes.fromhex(key) for key in committed.misplaced_keys]
-        found = misplaced_keys(spec, job.partition, batch.records, known)
-        committed = committed._replace(misplaced_keys=tuple(key.hex() for key in found))
-        records += len(batch.records)
-        held_bytes += _size_of(fold.changes)
-        committed = advance(committed, batch, fold, committed.last_caught_up_epoch_ms, epoch_ms())
-        run.add(fold.changes)
-        if held_bytes < job.max_bytes and committed.position < target:
-            continue
-        path = Path(job.scratch) / f"{job.job}-{number}.sst"
+class _FileInProgress:
+    """What is folded of a log for the next file, from an offset on."""
+
+    def __init__(self, position_from: int) -> None:
+        self._position_from = position_from
+        self._run = SortedRun()
+        self._records = self._skipped = self._ahead = 0
+        self.held_bytes = 0
+
+    def add(self, folded: FoldedBatch) -> None:
+        """Take the outcome of the next batch."""
+        changes = folded.fold.changes
+        self._run.add(changes)
+        self._records += len(folded.batch.records)
+        self._skipped += folded.skipped
+        self._ahead += folded.fold.ahead
+        self.held_bytes += _size_of(changes)
+
+    def write(
+        self, path: Path, job: int, tp: TopicPartition, committed: CommittedOffset, log: str, store: StoreOptions
+    ) -> RestoreReport:
+        """Write the file; returns the report of it."""
         # Never overwritten: a store may have ingested the file of an earlier attempt under this name.
         path.unlink(missing_ok=True)
         try:
-            write_sst(path, run.in_order(), tp, committed, StoreOptions.of(spec))
+            write_sst(path, self._run.in_order(), tp, committed, store)
         except BaseException:
             # What there is of it takes up space that others need.
             path.unlink(missing_ok=True)
             raise
-        yield RestoreReport(
-            job.job,
+        return RestoreReport(
+            job,
             str(path),
-            written_to,
+            self._position_from,
             committed.document(),
-            records,
-            batch.identity,
-            skipped=skipped,
-            ahead=ahead,
+            self._records,
+            log,
+            skipped=self._skipped,
+            ahead=self._ahead,
         )
-        if stopped_by is not None:
+
+
+class _FollowedLog:
+    """Batches of one partition, until none brings anything new for so long."""
+
+    def __init__(self, consumer: Consumer, tp: TopicPartition, patience_s: float) -> None:
+        self._consumer = consumer
+        self._tp = tp
+        self._patience_s = patience_s
+        self.wait_anew()
+
+    def wait_anew(self) -> None:
+        """Count the patience from now on."""
+        self._deadline = time.monotonic() + self._patience_s
+
+    def next_after(self, position: int) -> Batch:
+        """The next batch; raises ``ChangelogError`` if the log cannot be read, and ``OSError`` if that may pass or
+        nothing arrives for a while, not even an end."""
+        batch = self._next()
+        failure = self._consumer.failures().get(self._tp)
+        if batch.position > position:
+            self.wait_anew()
+        elif failure is not None and failure.lasting:
+            raise ChangelogError(failure.reason)
+        elif time.monotonic() > self._deadline:
+            raise ChangelogError(f"The log {self._tp} answers, but nothing after offset {position} is delivered.")
+        return batch
+
+    def _next(self) -> Batch:
+        deadline = time.monotonic() + self._patience_s
+        while (batch := next(iter(self._consumer.poll(RECORDS_PER_POLL)), None)) is None:
+            failure = self._consumer.failures().get(self._tp)
+            if failure is not None:
+                raise (ChangelogError if failure.lasting else OSError)(failure.reason)
+            if time.monotonic() > deadline:
+                raise OSError(f"the log {self._tp} cannot be read")
+            self._consumer.wait(_NEVER_SET, _PAUSE_S)
+        return batch
+
+
+def _fold_files(
+    job: RestoreJob, spec: StoreSpec, tp: TopicPartition, consumer: Consumer
+) -> Iterator[RestoreReport]:
+    """Fold the log into files, up to the end that it has at first, a bad record, or what cannot follow."""
+    committed = CommittedOffset.from_document(job.committed)
+    log, file = _FollowedLog(consumer, tp, job.patience_s), _FileInProgress(committed.position)
+    target, numbers = None, itertools.count()
+    pulse_due = time.monotonic() + _PULSE_S
+    while target is None or committed.position < target:
+        batch = log.next_after(committed.position)
+        if continuity_fault(spec, job.log, committed, committed.end_reached_epoch_ms, batch) is not None:
+            # The applier takes over and finds the same.
             return
-        written_to, held_bytes, records, skipped, number = committed.position, 0, 0, 0, number + 1
-        ahead = 0
-        run = SortedRun()
-        # Writing, and waiting until it is ingested, may have taken any time.
-        deadline = time.monotonic() + job.patience_s
+        if time.monotonic() >= pulse_due:
+            pulse_due = time.monotonic() + _PULSE_S
+            yield RestoreReport(job.job, alive=True)
+        folded = fold_batch(spec, committed, batch)
+        if folded.stopped_by is not None:
+            # The applier takes over there, and reports it.
+            target = folded.batch.position
+        elif target is None:
+            target = batch.end.offset
+        file.add(folded)
+        committed = _advanced(spec, job.partition, committed, folded)
+        if file.held_bytes >= job.max_bytes or committed.position >= target:
+            path = Path(job.scratch) / f"{job.job}-{next(numbers)}.sst"
+            yield file.write(path, job.job, tp, committed, batch.identity, StoreOptions.of(spec))
+            file = _FileInProgress(committed.position)
+            # Writing, and waiting until it is ingested, may have taken any time.
+            log.wait_anew()
+
+
+def _advanced(spec: StoreSpec, partition: int, before: CommittedOffset, folded: FoldedBatch) -> CommittedOffset:
+    """The offset after a batch."""
+    known = [bytes.fromhex(key) for key in before.misplaced_keys]
+    found = misplaced_keys(spec, partition, folded.batch.records, known)
+    before = before._replace(misplaced_keys=tuple(key.hex() for key in found))
+    return advance(before, folded.batch, folded.fold, before.last_caught_up_epoch_ms, epoch_ms())
 
 
 def _size_of(changes: Mapping[bytes, bytes | None]) -> int:
     """About how many bytes of memory changes take."""
     return sum(map(len, changes)) + sum(map(len, filter(None, changes.values()))) + _BYTES_BESIDE * len(changes)
-
-
-def _next_batch(consumer: Consumer, tp: TopicPartition, patience_s: float) -> Batch:
-    """The next batch; raises ``ChangelogError`` if the log cannot be read, and ``OSError`` if that may pass or
-    nothing arrives for a while, not even an end."""
-    deadline = time.monotonic() + patience_s
-    while (batch := next(iter(consumer.poll(RECORDS_PER_POLL)), None)) is None:
-        failure = consumer.failures().get(tp)
-        if failure is not None:
-            raise (ChangelogError if failure.lasting else OSError)(failure.reason)
-        if time.monotonic() > deadline:
-            raise OSError(f"the log {tp} cannot be read")
-        consumer.wait(_NEVER_SET, _PAUSE_S)
-    return batch
 
 
 def main() -> None:
