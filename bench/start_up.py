@@ -15,9 +15,9 @@ from forebay.topology import Topology
 from forebay.topology_file import load_topology
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offsets_file import RECORD_NAME, read_positions, record_positions
+from forebay_worker.state.reserved_records import StoreIdentity
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.rocksdb_memory import RocksDbMemory
-from forebay_worker.state.store_origin import StoreIdentity
 
 TASKS = 500
 STORES_PER_TASK = 4

@@ -143,7 +143,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "miss-in-a-replay",
             "no missing key is stated in the middle of a replay",
-            "forebay_worker.reads.misses:why_unproven",
+            "forebay_worker.reads.values:why_unproven",
             "if not admitted.view.knows_all_keys or not view.consistent:",
             "if False:",
             "end_to_end/test_replay.py::test_a_replaying_replica_answers_no_miss_or_list",
@@ -151,7 +151,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "miss-in-a-filling-log",
             "no missing key is stated while a log is being filled",
-            "forebay_worker.reads.misses:why_unproven",
+            "forebay_worker.reads.values:why_unproven",
             "if view.filling:",
             "if False:",
             "service/reads/test_filling.py::test_a_key_missed_after_a_filling_began_is_not_stated",
@@ -159,7 +159,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "miss-under-a-doubt",
             "a key that another partitioner may have placed is not stated as missing",
-            "forebay_worker.reads.misses:why_unproven",
+            "forebay_worker.reads.values:why_unproven",
             "if doubt is not None:",
             "if False:",
             "service/reads/test_staleness_check.py::test_misses_are_refused_where_the_log_has_other_partitions",
@@ -579,7 +579,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "miss-in-an-unwritten-log",
             "no missing key is stated while nobody has written to the log",
-            "forebay_worker.reads.misses:why_unproven",
+            "forebay_worker.reads.values:why_unproven",
             "if view.unwritten:",
             "if False:",
             "service/reads/test_unwritten.py::test_key_is_missing_only_from_a_log_that_was_written",

@@ -17,8 +17,8 @@ from forebay.task_ids import TopicPartition
 from forebay.topology_file import parse_topology
 from forebay_changelog.log_reader import batches_to_end
 from forebay_changelog.sqlite.changelog import SqliteChangelog
+from forebay_worker.dev.cluster import STORE, TOPOLOGY, SampleStream
 from forebay_worker.dev.command import dev
-from forebay_worker.dev.sample import STORE, TOPOLOGY, SampleStream
 from tests.support.cluster import free_port, wait_until
 from tests.support.commands import forebay
 from tests.support.dev import running_dev

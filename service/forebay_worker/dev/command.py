@@ -16,8 +16,7 @@ from forebay.file_access import cause
 from forebay.output import print_line
 from forebay.streams_metadata import HostInfo, is_loopback
 from forebay_web.listeners import bind
-from forebay_worker.dev.cluster import DevCluster
-from forebay_worker.dev.sample import FIRST, STORE
+from forebay_worker.dev.cluster import FIRST, STORE, DevCluster
 
 _BATCH_INTERVAL_S = 1.0
 _DEFAULT_LISTEN = "127.0.0.1:8080"

@@ -13,7 +13,6 @@ from forebay.wire.parameters import ReadParameters
 from forebay_web.store_changes.cursors import ChangesCursor
 from forebay_web.store_changes.pages import ChangesPage
 from forebay_web.store_changes.selection import KeySelection
-from forebay_worker.reads.misses import why_unproven
 from forebay_worker.reads.staleness_check import Admission, Admitted
 from forebay_worker.reads.values import (
     all_unexpired,
@@ -21,6 +20,7 @@ from forebay_worker.reads.values import (
     scanned,
     scanned_in_chunks,
     stored_values,
+    why_unproven,
 )
 from forebay_worker.tasks.recent_changes import ChangesSince
 

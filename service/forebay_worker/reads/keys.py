@@ -6,9 +6,9 @@ was being applied after it, so that the token is an upper bound of what was read
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence, Set
-from typing import Any, NamedTuple
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from typing import Any, NamedTuple, TypeAlias
 
 from forebay.errors import AnswerTooLarge, NotReady, Problem, RecordTooOld, SchemaUnavailable
 from forebay.event_loop_turns import in_turns
@@ -23,22 +23,76 @@ from forebay.wire.parameters import ReadParameters
 from forebay.wire.scans import require_kind
 from forebay_web.limits import Held
 from forebay_worker.reads.disk_reads import DiskReads, not_in_memory
-from forebay_worker.reads.located_keys import KeyForm, KeyForms, LocatedKeys, key_forms, without_repeats
-from forebay_worker.reads.misses import miss, why_unproven
 from forebay_worker.reads.staleness_check import Admission, Refused
 from forebay_worker.reads.values import (
+    KeyForm,
+    KeyForms,
     key_document,
     key_documents,
+    key_forms,
+    miss,
     require_versions,
     require_young,
     sought,
     value_of,
     values_of,
+    why_unproven,
 )
 from forebay_worker.tasks.replica import Replica
 
 _MAX_TESTED_AT_ONCE = 128
 """Keys of a batch of which memory is asked in one turn: a millisecond."""
+
+
+PartitionOf: TypeAlias = Callable[[bytes], int]
+"""The partition of a plain key; raises ``Problem``."""
+
+
+class LocatedKeys:
+    """A batch's keys by partition, and by place the results of those that have none."""
+
+    def __init__(self, count: int, faults: dict[int, KeyResult]) -> None:
+        self.count = count
+        self.faults = faults
+        self._by_partition: dict[int, tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
+
+    def placing(self, plains: Iterable[tuple[int, bytes]], partition_of: PartitionOf) -> Iterator[None]:
+        """Add keys, one with each step."""
+        by_partition = self._by_partition
+        for index, plain in plains:
+            try:
+                indices, found = by_partition[partition_of(plain)]
+            except Problem as problem:
+                self.faults[index] = key_result(problem_answer(problem))
+            else:
+                indices.append(index)
+                found.append(plain)
+            yield
+
+    def at(self, only: Set[int] | None) -> Iterable[tuple[int, tuple[list[int], list[bytes]]]]:
+        """Partitions with the places and plain bytes of their keys, all or ``only`` those at some places."""
+        if only is None:
+            yield from self._by_partition.items()
+            return
+        for partition, (indices, plains) in self._by_partition.items():
+            kept = [number for number, index in enumerate(indices) if index in only]
+            if kept:
+                yield partition, ([indices[number] for number in kept], [plains[number] for number in kept])
+
+
+def without_repeats(
+    places: list[int], plains: list[bytes]
+) -> tuple[list[int], list[bytes], Sequence[tuple[int, int]]]:
+    """Places and plain bytes of keys without repeated ones, and of these the place and that of the first."""
+    if len(set(plains)) == len(plains):
+        return places, plains, ()
+    firsts: dict[bytes, int] = {}
+    repeats = [
+        (place, first)
+        for place, plain in zip(places, plains, strict=True)
+        if (first := firsts.setdefault(plain, place)) != place
+    ]
+    return list(firsts.values()), list(firsts), repeats
 
 
 class Found(NamedTuple):

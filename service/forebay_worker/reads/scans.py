@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import BadParameter, NoReplica, NotHostedHere, RecordTooOld
 from forebay.event_loop_turns import in_turns
 from forebay.lag import Lag
 from forebay.state_store import StateStore
+from forebay.stored_keys import TIME_SIZE, StoredKeys
+from forebay.stored_values import decode_version
 from forebay.wire.answer_aging import bounds_exceeded
 from forebay.wire.answers import (
     JSON_HEAD,
@@ -35,22 +38,76 @@ from forebay.wire.scan_pages import (
 from forebay.wire.scans import Cursor, Scan, ScanRoute, make_scan, scan_head
 from forebay_web.large_answers import MAX_AT_ONCE_BYTES, LargeAnswer
 from forebay_worker.reads.disk_reads import DiskReads
-from forebay_worker.reads.misses import why_unproven
 from forebay_worker.reads.staleness_check import Admission, Admitted
 from forebay_worker.reads.values import (
-    Entries,
     Pair,
     all_unexpired,
-    latest_entries,
     oldest_version,
     require_young,
     scanned_in_chunks,
+    why_unproven,
 )
 
 _FRAMES_HEAD = b"content-type: " + FRAMES_MEDIA_TYPE.encode() + b"\r\n"
 MAX_PAGE_BYTES = 4 << 20
+_LOWEST = b"\x00" * TIME_SIZE
+_HIGHEST = b"\xff" * TIME_SIZE
 _MAX_SCANNED = 10_000
 """Entries scanned per page, matching or not: one that finds little says how far it is."""
+
+
+class Entries(NamedTuple):
+    """A part of a list: its entries, how many stored ones it took, and up to which stored key it is complete."""
+
+    pairs: list[Pair]
+    scanned: int
+    last: bytes
+
+
+def latest_entries(chunks: Iterable[list[Pair]], keys: StoredKeys, *, reverse: bool) -> Iterator[Entries]:
+    """The latest entries of a scan, chunk by chunk, with their values as they were written.
+
+    The stored key of each is that of the last order that its key could have in the direction of the scan. Why: a
+    later page, which begins after it, must not list the key again if a higher order was applied meanwhile.
+    """
+    return _backward(chunks, keys) if reverse else _forward(chunks, keys)
+
+
+def _forward(chunks: Iterable[list[Pair]], keys: StoredKeys) -> Iterator[Entries]:
+    """Only the next key shows that an order is the highest; a page that ends before it continues with it."""
+    held: list[Pair] = []
+    for chunk in chunks:
+        found, last = held + chunk, b""
+        pairs: list[Pair] = []
+        for (stored, value), (following, _) in pairwise(found):
+            last, prefix = stored, keys.prefix_of(stored)
+            if prefix != keys.prefix_of(following):
+                last = prefix + _HIGHEST
+                pairs += _live(last, value)
+        held = found[-1:]
+        yield Entries(pairs, len(chunk), last)
+    for stored, value in held:
+        last = keys.prefix_of(stored) + _HIGHEST
+        yield Entries(_live(last, value), 0, last)
+
+
+def _backward(chunks: Iterable[list[Pair]], keys: StoredKeys) -> Iterator[Entries]:
+    """The first of a key has the highest order; a page ends before the whole key."""
+    last = b""
+    for chunk in chunks:
+        pairs: list[Pair] = []
+        for stored, value in chunk:
+            place = keys.prefix_of(stored) + _LOWEST
+            if place != last:
+                pairs += _live(place, value)
+            last = place
+        yield Entries(pairs, len(chunk), last)
+
+
+def _live(stored: bytes, encoded: bytes) -> list[Pair]:
+    """The entry, none if it is a deletion."""
+    value = decode_version(encoded)
+    return [] if value is None else [(stored, value)]
 
 
 class Scans:

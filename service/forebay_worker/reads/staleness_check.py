@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,10 +45,15 @@ from forebay.wire.answers import (
 from forebay.wire.parameters import ReadParameters
 from forebay_web.explanations import Explanation, explained
 from forebay_web.histogram import ServedLag
-from forebay_worker.tasks.doubts import Doubt, found_elsewhere
+from forebay_web.limits import Limit, Peer
 from forebay_worker.tasks.manager import ReplicaTable
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.tasks.replica_view import ReplicaView
+from forebay_worker.tasks.replica_view import Doubt, ReplicaView, found_elsewhere
+
+_MIN_PAUSE_S = 0.005
+_PAUSE_BY_WAITING_S = 0.0001
+"""Interval per waiting read: a check takes a tenth of it, so that all together take a tenth of the process's
+time."""
 
 
 def role_of(
@@ -382,3 +389,25 @@ class Admission:
 def _lag_under(doubt: Doubt | None, progress: Progress, now_boot_ms: float) -> Lag:
     """The lag that can be proven: none while it is not known where keys are, or what the log is."""
     return lag_of(progress, now_boot_ms) if doubt is None or doubt.is_accepted else UNKNOWN_LAG
+
+
+class BoundedWaits:
+    """The reads of a worker that wait, up to a limit."""
+
+    def __init__(self, limit: Limit) -> None:
+        self._limit = limit
+
+    @contextmanager
+    def one(self, peer: Peer) -> Iterator[Callable[[], Awaitable[None]]]:
+        """Yields a coroutine function that sleeps until the next check; the read counts as waiting from its first
+        call.
+
+        That raises ``Overloaded`` if too many reads wait already.
+        """
+        with self._limit.held_by(peer) as held:
+
+            async def pause() -> None:
+                held.take(1 - held.amount)
+                await asyncio.sleep(max(_MIN_PAUSE_S, self._limit.used * _PAUSE_BY_WAITING_S))
+
+            yield pause

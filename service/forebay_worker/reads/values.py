@@ -1,15 +1,17 @@
-"""Reads keys from a replica's store."""
+"""Reads keys from a replica's store, and says what it proves that a key is not there."""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+from forebay.bounded_cache import of_one_store
 from forebay.clock import epoch_ms
+from forebay.codecs.keys import from_segment
 from forebay.codecs.values import ValueCodec, all_to_json
-from forebay.errors import BadParameter, NotReady, Problem, RecordTooOld
+from forebay.errors import BadParameter, HistoryExpired, NotReady, Problem, RecordTooOld, UnknownKey
 from forebay.logs import LogThrottle
 from forebay.state_store import StateStore, StoreCorrupted
 from forebay.store_spec import StoreSpec
@@ -17,8 +19,7 @@ from forebay.stored_keys import TIME_SIZE, StoredKeys, successor
 from forebay.stored_values import STAMP_SIZE, contents, decode_version, timestamp_ms_of, timestamps_ms
 from forebay.wire.batches import require_size
 from forebay.wire.parameters import ReadParameters
-from forebay_worker.reads.located_keys import KeyForm
-from forebay_worker.reads.staleness_check import Admitted
+from forebay_worker.reads.staleness_check import Admission, Admitted
 from forebay_worker.state.rocksdb import NotInMemory, RocksDbStore
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,6 @@ log = logging.getLogger(__name__)
 Pair = tuple[bytes, bytes]
 """A stored key and its value."""
 
-_LOWEST = b"\x00" * TIME_SIZE
 _HIGHEST = b"\xff" * TIME_SIZE
 _FIRST_CHUNK, _LARGEST_CHUNK = 8, 128
 """Entries that are read together: their size is unknown before."""
@@ -40,58 +40,31 @@ _LOGGED = LogThrottle()
 """A store that cannot be read would otherwise be logged with every read of it."""
 
 
-class Entries(NamedTuple):
-    """A part of a list: its entries, how many stored ones it took, and up to which stored key it is complete."""
+class KeyForm(NamedTuple):
+    """One key of a store; ``partition`` is None if the partitioner is unknown."""
 
-    pairs: list[Pair]
-    scanned: int
-    last: bytes
-
-
-def latest_entries(chunks: Iterable[list[Pair]], keys: StoredKeys, *, reverse: bool) -> Iterator[Entries]:
-    """The latest entries of a scan, chunk by chunk, with their values as they were written.
-
-    The stored key of each is that of the last order that its key could have in the direction of the scan. Why: a
-    later page, which begins after it, must not list the key again if a higher order was applied meanwhile.
-    """
-    return _backward(chunks, keys) if reverse else _forward(chunks, keys)
+    plain: bytes
+    partition: int | None
+    stored: bytes
+    """Its stored key, or what those of its entries begin with."""
+    document: bytes
+    """How the documents of its answers begin."""
 
 
-def _forward(chunks: Iterable[list[Pair]], keys: StoredKeys) -> Iterator[Entries]:
-    """Only the next key shows that an order is the highest; a page that ends before it continues with it."""
-    held: list[Pair] = []
-    for chunk in chunks:
-        found, last = held + chunk, b""
-        pairs: list[Pair] = []
-        for (stored, value), (following, _) in pairwise(found):
-            last, prefix = stored, keys.prefix_of(stored)
-            if prefix != keys.prefix_of(following):
-                last = prefix + _HIGHEST
-                pairs += _live(last, value)
-        held = found[-1:]
-        yield Entries(pairs, len(chunk), last)
-    for stored, value in held:
-        last = keys.prefix_of(stored) + _HIGHEST
-        yield Entries(_live(last, value), 0, last)
+KeyForms = Callable[[bytes], KeyForm]
+"""The forms of a key by its URL segment as received; raises ``BadKey``."""
 
 
-def _backward(chunks: Iterable[list[Pair]], keys: StoredKeys) -> Iterator[Entries]:
-    """The first of a key has the highest order; a page ends before the whole key."""
-    last = b""
-    for chunk in chunks:
-        pairs: list[Pair] = []
-        for stored, value in chunk:
-            place = keys.prefix_of(stored) + _LOWEST
-            if place != last:
-                pairs += _live(place, value)
-            last = place
-        yield Entries(pairs, len(chunk), last)
+def key_forms(spec: StoreSpec, stores: int) -> KeyForms:
+    """Those of a store which is one of so many."""
 
+    def work_out(segment: bytes) -> KeyForm:
+        plain = from_segment(spec.key_codec, segment)
+        partition = None if spec.stream_partitioner is None else spec.partition_of(plain)
+        document = b'{"store":"%b","key":%b' % (spec.name_bytes, spec.key_codec.to_json(plain))
+        return KeyForm(plain, partition, spec.stored_keys.prefix(plain), document)
 
-def _live(stored: bytes, encoded: bytes) -> list[Pair]:
-    """The entry, none if it is a deletion."""
-    value = decode_version(encoded)
-    return [] if value is None else [(stored, value)]
+    return of_one_store(work_out, stores)
 
 
 def scanned(
@@ -314,3 +287,70 @@ def key_documents(spec: StoreSpec, plains: list[bytes], values: list[bytes | Non
     return [
         b"" if value is None else form % (key, *next(next_shown)) for key, value in zip(keys, values, strict=True)
     ]
+
+
+def miss(admitted: Admitted, spec: StoreSpec, plain: bytes, as_of_ms: int | None = None) -> Problem:
+    """The problem for a missing key: ``UnknownKey``, or why that cannot be said."""
+    problem = why_unproven(admitted, spec, plain, as_of_ms)
+    if problem is not None:
+        return problem
+    then = "" if as_of_ms is None else f" at {as_of_ms} ms since 1970"
+    detail = f"The store {spec.name!r} has no key {_shown(spec, plain)}{then}."
+    return UnknownKey(detail, store=spec.name, key=_key_of(spec, plain))
+
+
+def why_unproven(
+    admitted: Admitted, spec: StoreSpec, plain: bytes | None, as_of_ms: int | None = None
+) -> Problem | None:
+    """Why it proves nothing that the replica does not have a key, None if it proves that there is none.
+
+    Without a key it is about all that a list leaves out.
+    """
+    # As it is now, after its content was read; ``admitted`` is as it was before.
+    view = admitted.replica.view
+    members: dict[str, Any] = {"store": spec.name}
+    if plain is not None:
+        members["key"] = _key_of(spec, plain)
+    doubt = view.doubt or admitted.doubt
+    if doubt is not None:
+        return Admission.doubt_problem(doubt, **members)
+    if view.filling:
+        return NotReady(
+            f"The log of {spec.name!r} is still being filled with what its source holds, so a missing key proves "
+            "nothing.",
+            retry_after_s=1,
+            **members,
+        )
+    if not admitted.view.knows_all_keys or not view.consistent:
+        return NotReady(
+            "The replica is in the middle of a replay, where a missing key proves nothing.",
+            retry_after_s=1,
+            **members,
+        )
+    if view.unwritten:
+        return NotReady(
+            f"Nobody has written to this partition of {spec.name!r} yet, so a missing key proves nothing. Start "
+            "the store's query or tap. A query that writes by Spark's own Kafka sink needs sink.heartbeats.",
+            retry_after_s=1,
+            **members,
+        )
+    try:
+        forgotten = plain is not None and is_forgotten(admitted, plain, as_of_ms)
+    except NotReady as problem:
+        return problem
+    if plain is not None and forgotten:
+        return HistoryExpired(
+            f"The value of {_shown(spec, plain)} at that time has expired: the store {spec.name!r} keeps "
+            f"{spec.history_retention_ms} ms of history.",
+            **members,
+        )
+    return None
+
+
+def _key_of(spec: StoreSpec, plain: bytes) -> Any:
+    return json.loads(spec.key_codec.to_json(plain))
+
+
+def _shown(spec: StoreSpec, plain: bytes) -> str:
+    """A key as an answer has it."""
+    return spec.key_codec.to_json(plain).decode()

@@ -13,8 +13,7 @@ from forebay.state_store import CommittedOffset
 from forebay.task_ids import TopicPartition
 from forebay_worker.state.checkpoint_file import CheckpointFile, CheckpointFileError
 from forebay_worker.state.relocation_plan import StoreContent
-from forebay_worker.state.reserved_records import IDENTITY_KEY, OFFSET_KEY, offsets_from_json
-from forebay_worker.state.store_origin import StoreIdentity
+from forebay_worker.state.reserved_records import IDENTITY_KEY, OFFSET_KEY, StoreIdentity, offsets_from_json
 
 log = logging.getLogger(__name__)
 

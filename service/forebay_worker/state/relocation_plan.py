@@ -14,7 +14,7 @@ from forebay.store_spec import StoreSpec
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
 from forebay_worker.state.layout import SET_ASIDE, store_path
-from forebay_worker.state.store_origin import StoreIdentity, difference, store_identity
+from forebay_worker.state.reserved_records import StoreIdentity, difference, store_identity
 
 StoreOnDisk = tuple[TaskId, str]
 """A store directory, by its task and the store's name."""

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import msgspec
 
 from forebay.state_store import CommittedOffset
+from forebay.store_spec import StoreSpec
 from forebay.stored_keys import RESERVED_TAG
 from forebay.task_ids import TopicPartition
 
 OFFSET_KEY = RESERVED_TAG + b"offset"
 IDENTITY_KEY = RESERVED_TAG + b"identity"
+STATE_FORMAT = 2
+"""1: values without the timestamps of their records."""
 
 
 def offsets_to_json(offsets: Mapping[TopicPartition, CommittedOffset]) -> bytes:
@@ -33,3 +38,51 @@ def offsets_from_json(raw: bytes | None) -> dict[TopicPartition, CommittedOffset
         TopicPartition(found["topic"], found["partition"]): CommittedOffset.from_document(found)
         for found in json.loads(raw)
     }
+
+
+@dataclass(frozen=True)
+class StoreIdentity:
+    """What a store on disk was built from; a store with another identity is not trusted but rebuilt."""
+
+    log: str
+    topic: str
+    partition: int
+    kind: str
+    key: str
+    value: str
+    format: int = STATE_FORMAT
+    timestamp_after_max_ms: int | None = None
+    ttl_ms: int | None = None
+    """Of a longer one, what had expired is missing."""
+
+    def document(self) -> dict[str, Any]:
+        """The identity as JSON values; what is as by default is left out."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def store_identity(log: str, spec: StoreSpec, partition: int) -> StoreIdentity:
+    """The identity of one partition of a store that is built from a log."""
+    return StoreIdentity(
+        log,
+        spec.topic,
+        partition,
+        spec.store_kind.layout_name,
+        spec.key,
+        spec.value,
+        timestamp_after_max_ms=spec.timestamp_after_max_ms,
+        ttl_ms=spec.ttl_ms,
+    )
+
+
+def difference(found: StoreIdentity, expected: StoreIdentity) -> str | None:
+    """What a store on disk has another of than it should, so that it is rebuilt; None if nothing."""
+    wanted = asdict(expected)
+    others = [
+        f"{name} {value!r} instead of {wanted[name]!r}"
+        for name, value in asdict(found).items()
+        if value != wanted[name]
+    ]
+    if not others:
+        return None
+    remedy = "; a store of another kind or codec needs a name of its own" if found.log == expected.log else ""
+    return f"it was built with {', '.join(others)}{remedy}"

@@ -34,9 +34,14 @@ from forebay.clock import boot_ms
 from forebay.errors import ForebayError
 from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.task_ids import TopicPartition
-from forebay_worker.state.reserved_records import IDENTITY_KEY, OFFSET_KEY, offsets_from_json, offsets_to_json
+from forebay_worker.state.reserved_records import (
+    IDENTITY_KEY,
+    OFFSET_KEY,
+    StoreIdentity,
+    offsets_from_json,
+    offsets_to_json,
+)
 from forebay_worker.state.storage_faults import in_use, require_room, storage_fault
-from forebay_worker.state.store_origin import StoreIdentity
 
 log = logging.getLogger(__name__)
 _SIZES = ("live-sst-files-size", "cur-size-all-mem-tables", "estimate-num-keys")

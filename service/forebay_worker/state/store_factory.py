@@ -24,10 +24,10 @@ from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.fsync import write_durably
 from forebay_worker.state.inspection import IDENTITY_NAME, read_identity
 from forebay_worker.state.memory import MemoryStore
+from forebay_worker.state.reserved_records import StoreIdentity, difference, store_identity
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.rocksdb_memory import RocksDbMemory, StoreOptions
 from forebay_worker.state.storage_faults import in_use, storage_fault
-from forebay_worker.state.store_origin import StoreIdentity, difference, store_identity
 
 log = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offsets_file import OffsetCache, read_positions, record_positions
 from forebay_worker.state.storage_faults import meets_all, require_room, storage_fault
 from forebay_worker.state.store_factory import StoreFactory
-from forebay_worker.tasks.doubts import Doubt
 from forebay_worker.tasks.expiry import Sweeper
 from forebay_worker.tasks.recovery import Recovery, RecoveryPolicy
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_events import StoreDamaged
+from forebay_worker.tasks.replica_view import Doubt
 from forebay_worker.tasks.task_cleanup import TaskCleanup
 
 log = logging.getLogger(__name__)

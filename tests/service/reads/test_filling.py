@@ -6,7 +6,7 @@ from forebay.lag import EndOffset
 from forebay.wire.parameters import ReadParameters
 from forebay_changelog import Batch, Heartbeat
 from forebay_changelog.record_headers import heartbeat_key
-from forebay_worker.reads.misses import miss
+from forebay_worker.reads.values import miss
 from forebay_worker.tasks.apply import apply_batch, resume
 from forebay_worker.tasks.replica import Replica
 from tests.support.held_reads import held

@@ -1,7 +1,7 @@
 """The keys of a batch by partition, one step for each key."""
 
 from forebay.errors import BadParameter
-from forebay_worker.reads.located_keys import LocatedKeys
+from forebay_worker.reads.keys import LocatedKeys
 
 
 def test_keys_are_found_again_by_partition_and_place():

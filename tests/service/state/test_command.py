@@ -15,9 +15,9 @@ from forebay_worker.state.command import state
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.inspection import IDENTITY_NAME
 from forebay_worker.state.relocate import JOURNAL_NAME, RelocationError, relocate
+from forebay_worker.state.reserved_records import StoreIdentity
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.rocksdb_memory import RocksDbMemory
-from forebay_worker.state.store_origin import StoreIdentity
 
 TOPOLOGY = """
 application_id = "app"

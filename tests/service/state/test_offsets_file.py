@@ -13,9 +13,9 @@ from forebay.topology_file import parse_topology
 from forebay_worker.state import offsets_file
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offsets_file import RECORD_NAME, read_positions, record_positions
+from forebay_worker.state.reserved_records import StoreIdentity
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.rocksdb_memory import RocksDbMemory
-from forebay_worker.state.store_origin import StoreIdentity
 
 MEMORY = RocksDbMemory(8 << 20, 8 << 20)
 TASK = TaskId(0, 1)

@@ -36,9 +36,9 @@ from forebay_worker.state.relocation_plan import (
     collisions,
     plan_relocation,
 )
+from forebay_worker.state.reserved_records import StoreIdentity
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.rocksdb_memory import RocksDbMemory
-from forebay_worker.state.store_origin import StoreIdentity
 
 FOUR = ("a", "b", "c", "d")
 LEGACY = ("b", "c")

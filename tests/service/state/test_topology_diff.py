@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 from forebay.topology import Topology
 from forebay.topology_file import parse_topology
-from forebay_worker.state.topology_command import diff
-from forebay_worker.state.topology_diff import Outcome, topology_diff
+from forebay_worker.state.topology_command import Outcome, diff, topology_diff
 
 OLD = """
 application_id = "app"

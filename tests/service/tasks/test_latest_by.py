@@ -23,7 +23,8 @@ from forebay.wire.parameters import ReadParameters
 from forebay_changelog.sqlite import batches as sqlite_batches
 from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_changelog.sqlite.compaction import CompactionLimits
-from forebay_worker.reads.values import latest_entries, values_of
+from forebay_worker.reads.scans import latest_entries
+from forebay_worker.reads.values import values_of
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks.applier_thread import Applier
