@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
+
+import msgspec
 
 from forebay.errors import ChangelogError, TopicMissing
 from forebay.lag import EndOffset
 from forebay.log_epochs import EpochStart, OffsetAndEpoch, epoch_before
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay.unproven import UnprovenRanges, parsed
+from forebay.unproven import UnprovenRanges, united
 
 
 class Wake:
@@ -60,8 +61,7 @@ Rows = Mapping[int, Iterable[tuple[bytes, bytes | None]]]
 are read once."""
 
 
-@dataclass(frozen=True)
-class Heartbeat:
+class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
     """Written after a batch or while idle, it states that the source's data up to ``as_of_ms`` is in the log.
 
     ``as_of_ms`` is epoch milliseconds, None while the writer cannot tell. While a writer is ``filling`` the log
@@ -82,42 +82,19 @@ class Heartbeat:
 
     def value(self) -> bytes:
         """The record value."""
-        document: dict[str, Any] = {
-            "as_of_ms": self.as_of_ms,
-            "query_id": self.query_id,
-            "batch_id": self.batch_id,
-        }
-        if self.filling:
-            document["filling"] = True
-        if self.lineage is not None:
-            document["lineage"] = self.lineage
-        if self.watermark_ms is not None:
-            document["watermark_ms"] = self.watermark_ms
-        if self.unproven:
-            document["unproven"] = self.unproven
-        return json.dumps(document).encode()
+        return msgspec.json.encode(self)
 
     @classmethod
     def parse(cls, value: bytes) -> Heartbeat:
         """The inverse of ``value``; raises ``ValueError`` if it is not a heartbeat."""
-        document: Any = json.loads(value)
         try:
-            beat = cls(
-                document["as_of_ms"],
-                document["query_id"],
-                document["batch_id"],
-                document.get("filling") is True,
-                document.get("lineage"),
-                document.get("watermark_ms"),
-                parsed(document.get("unproven", ())),
-            )
-        except (TypeError, ValueError, KeyError):
+            beat = _decode_heartbeat(value)
+        except msgspec.DecodeError:
             raise ValueError(f"{value[:80]!r} is not a heartbeat") from None
-        texts = isinstance(beat.query_id, str) and isinstance(beat.lineage, str | None)
-        times = isinstance(beat.as_of_ms, int | None) and isinstance(beat.watermark_ms, int | None)
-        if not times or not texts:
-            raise ValueError(f"{value[:80]!r} is not a heartbeat")
-        return beat
+        return msgspec.structs.replace(beat, unproven=united(beat.unproven)) if beat.unproven else beat
+
+
+_decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode
 
 
 class Batch(NamedTuple):

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from forebay.clock import time_text
 from forebay.codecs.keys import KeyCodec
 from forebay.codecs.values import ValueCodec
@@ -40,7 +42,7 @@ def heartbeat_document(key: bytes, value: bytes | None) -> dict[str, Any]:
     if value is None:
         return writer
     try:
-        return {**writer, **vars(Heartbeat.parse(value))}
+        return {**writer, **msgspec.structs.asdict(Heartbeat.parse(value))}
     except ValueError as error:
         return {**writer, "fault": str(error)}
 
