@@ -33,7 +33,7 @@ _HEAD = b"content-type: " + CHANGES_MEDIA_TYPE.encode() + b"\r\n" + NO_STORE
 
 @dataclass(frozen=True)
 class HeldSource:
-    """The replicas that this worker holds, of what one query follows."""
+    """The ``Source`` of what one query follows: the replicas that this worker holds."""
 
     changes: StoreChanges
     selection: KeySelection
@@ -41,17 +41,14 @@ class HeldSource:
     partitions: Sequence[int]
 
     def tolerance(self) -> Tolerance:
-        """The bounds of the stream."""
         return self.changes.tolerance(self.selection, self.parameters)
 
     async def page(self, partition: int, cursor: ChangesCursor | None, *, state: bool) -> ChangesPage:
-        """The next page of a partition as it is now; raises ``Problem``."""
         return await self.changes.page(
             self.selection, self.parameters, partition, cursor, state=state, page_bytes=PAGE_BYTES
         )
 
     async def poll(self, host: str, request: PagesRequest) -> Mapping[int, ChangesPage | Problem]:
-        """What changed, as soon as there is anything; raises ``Problem``."""
         outcomes, _ = await self.changes.poll(self.selection, self.parameters, request, POLLED_PAGE_BYTES)
         return outcomes
 

@@ -1,5 +1,6 @@
 """A replica that is held, for reads of it."""
 
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,4 +51,7 @@ def held(directory: Path, partition: int = 0, **of_the_store: object) -> tuple[A
 def batch_of(reads: Reads, keys: list[Any], parameters: ReadParameters) -> Batched:
     """The results of a batch of the store ``counts``."""
     spec = reads.batch_spec("counts", parameters)
-    return reads.batch(spec, reads.locate(spec, keys, parameters), parameters)
+    located = reads.locate(spec, keys, parameters)
+    batched = Batched.of(located)
+    deque(reads.batching(batched, spec, located, parameters), maxlen=0)
+    return batched

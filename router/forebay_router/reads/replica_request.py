@@ -169,7 +169,7 @@ def may_be_elsewhere(parameters: ReadParameters) -> bool:
 
 @dataclass(frozen=True)
 class PartitionReplicas:
-    """What this router knows of a partition's replicas now; ``large`` tells that their answer may be."""
+    """What this router knows of a partition's replicas now, for a policy of reads; ``large`` if answers may be."""
 
     router: Router
     spec: StoreSpec
@@ -179,11 +179,9 @@ class PartitionReplicas:
 
     @property
     def generation(self) -> Generation:
-        """Of the newest map received."""
         return self.router.metadata.map.generation
 
     def candidates(self) -> Sequence[HostInfo]:
-        """The workers to ask, best first."""
         found = self.router.candidates(self.spec, self.partition, self.parameters)
         if (explanation := explained.get()) is not None:
             explanation.note("candidates", partition=self.partition, hosts=self._known_of(found))
@@ -209,18 +207,14 @@ class PartitionReplicas:
         ]
 
     def is_full(self, host: HostInfo) -> bool:
-        """Whether a worker is at its limit of requests in flight."""
         return self.router.full(host)
 
     def is_healthy(self, host: HostInfo) -> bool:
-        """Whether a worker answers, as far as is known."""
         return self.router.cluster.is_healthy(host)
 
     def hedge_delay_ms(self) -> float:
-        """How long an answer may take, learnt from all recent answers."""
         delay_ms = self.router.delay.delay_ms
         return max(delay_ms, _LARGE_ANSWER_MS) if self.large else delay_ms
 
     def spend_hedge(self) -> bool:
-        """Whether the budget of all reads allows one more hedge; counts it if so."""
         return self.router.budget.spend()

@@ -34,7 +34,7 @@ _GRACE_MS = 1_000
 
 @dataclass(frozen=True)
 class RoutedSource:
-    """The replicas of all workers, of what one query follows."""
+    """The ``Source`` of what one query follows: the replicas of all workers."""
 
     router: Router
     selection: KeySelection
@@ -44,15 +44,12 @@ class RoutedSource:
 
     @property
     def partitions(self) -> Sequence[int]:
-        """All that are followed."""
         return self.selection.partitions
 
     def tolerance(self) -> Tolerance:
-        """The bounds of the stream."""
         return self.router.tolerance(self.selection.spec, self.parameters)
 
     async def page(self, partition: int, cursor: ChangesCursor | None, *, state: bool) -> ChangesPage:
-        """The next page of a partition, from the best replica that can answer; raises ``Problem``."""
         request = replace(
             self._request(partition, PagesRequest({partition: cursor}, state)),
             decode=partial(decoded_in_turn, ChangesPage.decode),
@@ -67,7 +64,6 @@ class RoutedSource:
         return _as_of(page, as_of_boot_ms)
 
     async def poll(self, host: str, request: PagesRequest) -> Mapping[int, ChangesPage | Problem]:
-        """What changed at a worker, as soon as there is anything; raises ``OSError`` or ``Problem``."""
         router, worker = self.router, HostInfo.parse(host)
         # Polls are neither reads in flight nor do they show how fast a worker is.
         polled = replace(self._request(0, request), multi_partition=True)

@@ -232,14 +232,6 @@ class Reads:
         await in_turns(located.placing(plains, partition_of))
         return located
 
-    def batch(
-        self, spec: StoreSpec, located: LocatedKeys, parameters: ReadParameters, only: Set[int] | None = None
-    ) -> Batched:
-        """Read several keys, ``only`` those at some places; the results of others are None."""
-        batched = Batched.of(located)
-        deque(self.batching(batched, spec, located, parameters, only), maxlen=0)
-        return batched
-
     async def batch_in_turns(
         self,
         spec: StoreSpec,
@@ -248,7 +240,10 @@ class Reads:
         memory: Held,
         only: Set[int] | None = None,
     ) -> Batched:
-        """The same for keys of any number and values of any size, held in ``memory`` from when they are read."""
+        """Read several keys, ``only`` those at some places; the results of others are None.
+
+        They may be of any number and size, and are held in ``memory`` from when they are read.
+        """
         await self._disk_reads.bring(
             one
             for partition, (_, plains) in located.at(only)

@@ -20,7 +20,7 @@ RECORDS_PER_CHECKPOINT = 10_000
 
 
 class CheckpointedStore:
-    """A user's store, with its offset kept beside it.
+    """A user's store, with its offset kept beside it: a ``StateStore``.
 
     After a crash its content may be ahead of the checkpoint, so until replay passes the end that the log had at
     open, the replica is at no point of history, as ``pending_end`` records.
@@ -65,16 +65,13 @@ class CheckpointedStore:
         )
 
     def scan(self, start: bytes, end: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values in a range, as in the store."""
         return self._inner.scan(start, end, reverse=reverse)
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Set a value with the next commit."""
         self._records_since += 1
         self._inner.put(key, value)
 
     def delete(self, key: bytes) -> None:
-        """Remove a key with the next commit."""
         self._records_since += 1
         self._inner.delete(key)
 
@@ -93,7 +90,6 @@ class CheckpointedStore:
         return self._committed if topic_partition == self._topic_partition else None
 
     def flush(self) -> None:
-        """Flush the store."""
         self._inner.flush()
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ _LARGEST_CHUNK = 1024
 
 
 class MemoryStore:
-    """One partition of one store in a sorted map. One thread writes, any thread reads."""
+    """The ``StateStore`` of one partition in a sorted map. One thread writes, any thread reads."""
 
     persistent = False
     manages_offsets = True
@@ -33,7 +33,6 @@ class MemoryStore:
         not exist."""
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a stored key."""
         return self._content.get(key)
 
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
@@ -70,11 +69,9 @@ class MemoryStore:
             del self._scans[id(earlier)]
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Set a value with the next commit."""
         self._changes[key] = value
 
     def delete(self, key: bytes) -> None:
-        """Remove a key with the next commit."""
         self._changes[key] = None
 
     def commit(self, changelog_offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
@@ -92,7 +89,6 @@ class MemoryStore:
         self._changes = {}
 
     def committed_offset(self, topic_partition: TopicPartition) -> CommittedOffset | None:
-        """The offset of the last commit; a store just opened has none."""
         return self._offsets.get(topic_partition)
 
     def flush(self) -> None:

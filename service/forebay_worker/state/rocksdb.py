@@ -95,7 +95,7 @@ class StoreSize(NamedTuple):
 
 
 class RocksDbStore:
-    """One partition of one store. One thread writes, any thread reads.
+    """The ``StateStore`` of one partition. One thread writes, any thread reads.
 
     Raises ``rocksdict``'s errors if the directory cannot be opened. Every method raises ``StoreCorrupted`` if it
     meets damage.
@@ -150,7 +150,6 @@ class RocksDbStore:
         self._identity_to_commit = json.dumps(identity.document()).encode()
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a stored key."""
         try:
             value: bytes | None = self._db.get(key)
         except Exception as error:
@@ -205,11 +204,9 @@ class RocksDbStore:
         return StoreSize(*(int(self._db.property_int_value(f"rocksdb.{name}") or 0) for name in _SIZES))
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Set a value with the next commit."""
         self._batch.put(key, value)
 
     def delete(self, key: bytes) -> None:
-        """Remove a key with the next commit."""
         self._batch.delete(key)
 
     def commit(self, changelog_offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
@@ -287,11 +284,9 @@ class RocksDbStore:
         self._offsets = found
 
     def committed_offset(self, topic_partition: TopicPartition) -> CommittedOffset | None:
-        """The offset of the last commit."""
         return self._offsets.get(topic_partition)
 
     def flush(self) -> None:
-        """Write memtables to disk."""
         self._db.flush()
 
     def close(self) -> None:
