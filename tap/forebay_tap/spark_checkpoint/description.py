@@ -201,6 +201,17 @@ def _only(operator: Operator) -> tuple[Store, ColumnFamily]:
     return store, store.family()
 
 
+def _table(
+    store: Store,
+    family: ColumnFamily,
+    key: tuple[StateField, ...],
+    value: tuple[StateField, ...],
+    kind: TableKind = "key-value",
+    **more: Any,
+) -> Table:
+    return Table(store.name, family.name, kind, key, value, store.partitions, **more)
+
+
 def _aggregation(operator: Operator) -> tuple[Table, ...]:
     store, family = _only(operator)
     windows = [at for at, field in enumerate(family.key.fields) if _WINDOW in field.metadata]
@@ -208,22 +219,11 @@ def _aggregation(operator: Operator) -> tuple[Table, ...]:
     keys = _fields(family.key)
     if len(windows) != 1:
         # Two are columns like others.
-        plain = Table(store.name, family.name, "key-value", keys, values, store.partitions, has_buffers=True)
-        return (plain,)
+        return (_table(store, family, keys, values, has_buffers=True),)
     [window] = windows
     key = tuple(field for field in keys if field.path != (window,))
-    return (
-        Table(
-            store.name,
-            family.name,
-            "window",
-            key,
-            values,
-            store.partitions,
-            window_path=keys[window].path,
-            has_buffers=True,
-        ),
-    )
+    path = keys[window].path
+    return (_table(store, family, key, values, kind="window", window_path=path, has_buffers=True),)
 
 
 def _session(operator: Operator) -> tuple[Table, ...]:
@@ -235,18 +235,7 @@ def _session(operator: Operator) -> tuple[Table, ...]:
         raise CheckpointFormatUnknown(f"The state of operator {operator.id} has no session among {family.value}.")
     [window] = windows
     key, values = _fields(family.key)[: grouping - 1], _buffers(family.value, grouping)
-    return (
-        Table(
-            store.name,
-            family.name,
-            "session",
-            key,
-            values,
-            store.partitions,
-            window_path=(window,),
-            has_buffers=True,
-        ),
-    )
+    return (_table(store, family, key, values, kind="session", window_path=(window,), has_buffers=True),)
 
 
 def _group_state(operator: Operator) -> tuple[Table, ...]:
@@ -258,14 +247,13 @@ def _group_state(operator: Operator) -> tuple[Table, ...]:
         values, path = _within(fields[0], 0), (0,)
     else:
         values = tuple(field for field in _fields(family.value) if field.name != _TIMEOUT)
-    key = _fields(family.key)
-    return (Table(store.name, family.name, "key-value", key, values, store.partitions, state_path=path),)
+    return (_table(store, family, _fields(family.key), values, state_path=path),)
 
 
 def _distinct(operator: Operator) -> tuple[Table, ...]:
     store, family = _only(operator)
     values = tuple(field for field in _fields(family.value) if field.type != AtomicType("void"))
-    return (Table(store.name, family.name, "key-value", _fields(family.key), values, store.partitions),)
+    return (_table(store, family, _fields(family.key), values),)
 
 
 def _variables(operator: Operator) -> tuple[Table, ...]:
@@ -283,16 +271,8 @@ def _variable(store: Store, variable: StateVariable) -> Table:
         key = tuple(part for at, field in enumerate(family.key.fields) for part in _within(field, at))
     else:
         key = _fields(family.key)
-    return Table(
-        store.name,
-        family.name,
-        "key-value",
-        key,
-        _within(fields[0], 0) if expires else _fields(family.value),
-        store.partitions,
-        expires_path=expires,
-        is_list=variable.kind == _LIST,
-    )
+    value = _within(fields[0], 0) if expires else _fields(family.value)
+    return _table(store, family, key, value, expires_path=expires, is_list=variable.kind == _LIST)
 
 
 _OPERATORS: dict[str, tuple[str, Callable[[Operator], tuple[Table, ...]]]] = {
