@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress, islice
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -56,7 +57,42 @@ class PlainKeys:
             return list(map(self.plain, keys))
 
 
-class PlainConversion:
+class Conversion(ABC):
+    """Makes records of one table's changes. Partitions of the state have no keys in common."""
+
+    remembers = True
+    """Whether it needs the state that changes are made to: ``load`` it first."""
+
+    def __init__(self, mapping: TableMapping) -> None:
+        self.mapping = mapping
+        self._keys = PlainKeys(mapping)
+
+    @abstractmethod
+    def load(self, entries: Iterable[StateEntry], now_ms: int) -> Iterator[StoreRecord]:
+        """The records of one partition of the state as it is at a version."""
+
+    @abstractmethod
+    def apply(self, blocks: Iterable[ChangeBlock], now_ms: int) -> Iterator[StoreRecord]:
+        """The records of one partition's changes by one batch, in order: the last of a key counts."""
+
+    def expire(self, now_ms: int) -> Iterator[StoreRecord]:
+        """The records of what Spark hides from now on, though its state still holds it."""
+        return iter(())
+
+    def next_expiry_ms(self) -> int | None:
+        """When something expires next; None if nothing does."""
+        return None
+
+    def is_gone(self, key: bytes) -> bool:
+        """Whether a key in the log that is not in the state is to be deleted."""
+        return self.mapping.deletes
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget the state that was loaded."""
+
+
+class PlainConversion(Conversion):
     """Keys and windows: a change needs nothing of what was before, so many are converted at once.
 
     ``log_keys`` makes keys in the log of plain keys and those of the state.
@@ -67,8 +103,7 @@ class PlainConversion:
     def __init__(
         self, mapping: TableMapping, log_keys: Callable[[Sequence[bytes], Sequence[Row]], Sequence[bytes]]
     ) -> None:
-        self.mapping = mapping
-        self._keys = PlainKeys(mapping)
+        super().__init__(mapping)
         self._log_keys = log_keys
 
     def load(self, entries: Iterable[StateEntry], now_ms: int) -> Iterator[StoreRecord]:
@@ -102,15 +137,6 @@ class PlainConversion:
         texts = iter(self.mapping.values.texts([value for value in values if value is not None]))
         return [None if value is None else next(texts) for value in values]
 
-    def expire(self, now_ms: int) -> Iterator[StoreRecord]:
-        return iter(())
-
-    def next_expiry_ms(self) -> int | None:
-        return None
-
-    def is_gone(self, key: bytes) -> bool:
-        return self.mapping.deletes
-
     def clear(self) -> None:
         pass
 
@@ -119,38 +145,6 @@ def _where(present: Sequence[Any], *columns: Sequence[Any]) -> Iterator[Sequence
     """The columns without the rows in which the first is None."""
     chosen = [value is not None for value in present]
     return (list(compress(column, chosen)) for column in columns)
-
-
-class Conversion(Protocol):
-    """Makes records of one table's changes. Partitions of the state have no keys in common."""
-
-    mapping: TableMapping
-    remembers: bool
-    """Whether it needs the state that changes are made to: ``load`` it first."""
-
-    def load(self, entries: Iterable[StateEntry], now_ms: int) -> Iterator[StoreRecord]:
-        """The records of one partition of the state as it is at a version."""
-        ...
-
-    def apply(self, blocks: Iterable[ChangeBlock], now_ms: int) -> Iterator[StoreRecord]:
-        """The records of one partition's changes by one batch, in order: the last of a key counts."""
-        ...
-
-    def expire(self, now_ms: int) -> Iterator[StoreRecord]:
-        """The records of what Spark hides from now on, though its state still holds it."""
-        ...
-
-    def next_expiry_ms(self) -> int | None:
-        """When something expires next; None if nothing does."""
-        ...
-
-    def is_gone(self, key: bytes) -> bool:
-        """Whether a key in the log that is not in the state is to be deleted."""
-        ...
-
-    def clear(self) -> None:
-        """Forget the state that was loaded."""
-        ...
 
 
 def open_conversion(mapping: TableMapping) -> Conversion:
@@ -172,15 +166,12 @@ def _of_windows(mapping: TableMapping) -> Conversion:
     )
 
 
-class SessionConversion:
+class SessionConversion(Conversion):
     """Sessions, open ones included. In the log a session's end is part of its key: one that grows or is merged
     into another leaves its former place."""
 
-    remembers = True
-
     def __init__(self, mapping: TableMapping) -> None:
-        self.mapping = mapping
-        self._keys = PlainKeys(mapping)
+        super().__init__(mapping)
         self._sessions = SessionIndex()
 
     def load(self, entries: Iterable[StateEntry], now_ms: int) -> Iterator[StoreRecord]:
@@ -216,12 +207,6 @@ class SessionConversion:
             if self.mapping.deletes or self._sessions.has_within(plain, session):
                 yield self._record(plain, session, None)
 
-    def expire(self, now_ms: int) -> Iterator[StoreRecord]:
-        return iter(())
-
-    def next_expiry_ms(self) -> int | None:
-        return None
-
     def is_gone(self, key: bytes) -> bool:
         plain, end, start = key[: -2 * _TIME_BYTES], key[-2 * _TIME_BYTES : -_TIME_BYTES], key[-_TIME_BYTES:]
         session = SessionState(_time_of(start), _time_of(end))
@@ -238,14 +223,11 @@ class SessionConversion:
         return plain, plain + _time(session.end_ms) + _time(session.start_ms), value
 
 
-class ValueConversion:
+class ValueConversion(Conversion):
     """Lists, to which Spark may append, and values that expire."""
 
-    remembers = True
-
     def __init__(self, mapping: TableMapping) -> None:
-        self.mapping = mapping
-        self._keys = PlainKeys(mapping)
+        super().__init__(mapping)
         self._values = ValueIndex()
         self._is_list = mapping.table.is_list
 
@@ -280,9 +262,6 @@ class ValueConversion:
 
     def next_expiry_ms(self) -> int | None:
         return self._values.next_expiry_ms()
-
-    def is_gone(self, key: bytes) -> bool:
-        return self.mapping.deletes
 
     def clear(self) -> None:
         self._values.clear()
