@@ -50,39 +50,6 @@ _MAX_LOST = 3
 _REMEDY = "raise spark.sql.streaming.minBatchesToRetain of the query"
 
 
-class CopyAttempts:
-    """Which batch's state to copy next. What one copy wrote the next need not write, so each is faster."""
-
-    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
-        self._checkpoint = checkpoint
-        self._name = name
-        self._lost = 0
-
-    def next_batch(self, batch: int, error: CheckpointError) -> int:
-        """The newest batch, once the state of one was lost to an error.
-
-        Raises the error if there is no other batch, and ``VersionPurged`` after the third loss.
-        """
-        newest = self._checkpoint.newest_batch()
-        if newest == batch:
-            raise error
-        self._lost += 1
-        if self._lost == _MAX_LOST:
-            raise VersionPurged(
-                f"{self._name}: Spark has deleted the state of {_MAX_LOST} batches while it was copied: "
-                f"{_REMEDY}. The last was batch {batch}: {error}"
-            ) from error
-        log.warning(
-            "%s: the state of batch %d was deleted while it was copied, and that of batch %d is copied instead. "
-            "If that goes on, %s.",
-            self._name,
-            batch,
-            newest,
-            _REMEDY,
-        )
-        return newest
-
-
 @dataclass
 class _Table:
     """A table that is followed: where its log is, and what makes records of its state."""
@@ -225,15 +192,39 @@ class StoreTap:
         What the log has already is not written again, and what the state no longer has is deleted. Until the log
         has had all of the state once, it says that it is being filled.
         """
-        attempts = CopyAttempts(self._checkpoint, self.spec.name)
+        lost = 0
         while True:
             try:
                 return self._copy(batch, reason, compares=compares)
             except LogReplaced as error:
                 reason, self._is_filling = str(error), True
             except (VersionPurged, VersionNotCommitted) as error:
-                batch = attempts.next_batch(batch, error)
-                reason = str(error)
+                lost += 1
+                batch, reason = self._next_batch(batch, lost, error), str(error)
+
+    def _next_batch(self, batch: int, lost: int, error: CheckpointError) -> int:
+        """The newest batch, whose state is copied once that of ``lost`` batches was lost: what one copy wrote the
+        next need not write, so each is faster.
+
+        Raises the error if there is no other batch, and ``VersionPurged`` after the third loss.
+        """
+        newest, name = self._checkpoint.newest_batch(), self.spec.name
+        if newest == batch:
+            raise error
+        if lost == _MAX_LOST:
+            raise VersionPurged(
+                f"{name}: Spark has deleted the state of {_MAX_LOST} batches while it was copied: {_REMEDY}. The "
+                f"last was batch {batch}: {error}"
+            ) from error
+        log.warning(
+            "%s: the state of batch %d was deleted while it was copied, and that of batch %d is copied instead. "
+            "If that goes on, %s.",
+            name,
+            batch,
+            newest,
+            _REMEDY,
+        )
+        return newest
 
     def keep_log(self) -> int:
         """Copy the state if the log is no longer the one that was written, which every write notices as well;
