@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from forebay.clock import boot_ms, latest_epoch_ms
 from forebay.errors import (
@@ -264,8 +264,9 @@ class Admission:
         if (explanation := explained.get()) is not None:
             self._explain(explanation, admitted, parameters)
         if tolerance != UNLIMITED and not tolerance.met_by(lag := self._provable(admitted)):
-            if admitted.doubt is not None and not admitted.doubt.is_accepted:
-                raise self.refusal(admitted, self.doubt_problem(admitted.doubt, store=admitted.replica.spec.name))
+            doubt = admitted.doubt
+            if doubt is not None and not doubt.is_accepted:
+                raise self.refusal(admitted, doubt.problem(doubt.text, store=admitted.replica.spec.name))
             raise self.refusal(
                 admitted,
                 LagExceedsTolerance(
@@ -320,11 +321,6 @@ class Admission:
         return Admitted(
             replica, moment, lease, designated, view, role, lag, doubt, replica_info, clock_ms, expired_ms
         )
-
-    @staticmethod
-    def doubt_problem(doubt: Doubt, **members: Any) -> Problem:
-        """The refusal of what a doubt leaves unproven; another replica may know better only if the log was cut."""
-        return doubt.problem(doubt.text, **members)
 
     def _provable(self, admitted: Admitted) -> Lag:
         return provable(admitted.lag, admitted.view.progress, admitted.moment_boot_ms)

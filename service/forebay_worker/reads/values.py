@@ -19,7 +19,7 @@ from forebay.stored_keys import TIME_SIZE, StoredKeys, successor
 from forebay.stored_values import STAMP_SIZE, contents, decode_version, timestamp_ms_of, timestamps_ms
 from forebay.wire.batches import require_size
 from forebay.wire.parameters import ReadParameters
-from forebay_worker.reads.staleness_check import Admission, Admitted
+from forebay_worker.reads.staleness_check import Admitted
 from forebay_worker.state.rocksdb import NotInMemory, RocksDbStore
 
 log = logging.getLogger(__name__)
@@ -313,7 +313,7 @@ def why_unproven(
         members["key"] = _key_of(spec, plain)
     doubt = view.doubt or admitted.doubt
     if doubt is not None:
-        return Admission.doubt_problem(doubt, **members)
+        return doubt.problem(doubt.text, **members)
     if view.filling:
         return NotReady(
             f"The log of {spec.name!r} is still being filled with what its source holds, so a missing key proves "
