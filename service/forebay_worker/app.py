@@ -232,18 +232,20 @@ def _waited(answer: HttpAnswer | LargeAnswer, waited_ms: float) -> HttpAnswer | 
 
 def _wait_ms(worker: Worker, parameters: ReadParameters, headers: Mapping[str, str]) -> float:
     """How long to wait: as requested, within the time-out and what the router reports as left of it."""
-    settings = worker.settings
     wait_ms = max(parameters.wait_ms, _CURSOR_WAIT_MS if parameters.cursor else 0)
     if headers.get("forebay-wait-ms") == "0":
         # The router asks each replica for what it can answer at once, before any is to wait.
         wait_ms = 0
-    left = headers.get("forebay-deadline-ms", "")
     # A router reports what is left of its own time; it may allow no more than any client.
-    if left.isdecimal() and len(left) < 9:
-        allowed_ms = min(int(left), MAX_REQUEST_MS)
-    else:
-        allowed_ms = parameters.allowed_ms(settings.request_timeout_ms)
+    left_ms = _number(headers, "forebay-deadline-ms", MAX_REQUEST_MS)
+    allowed_ms = parameters.allowed_ms(worker.settings.request_timeout_ms) if left_ms is None else left_ms
     return min(wait_ms, allowed_ms - _TIME_TO_ANSWER_MS)
+
+
+def _number(headers: Mapping[str, str], name: str, most: int) -> int | None:
+    """What a router's header states, ``most`` at most; None if it states nothing."""
+    text = headers.get(name, "")
+    return min(int(text), most) if text.isdecimal() and len(text) < 9 else None
 
 
 async def _read(
@@ -259,15 +261,10 @@ async def _read(
     if segment is None:
         require_listed(request.scope, store, parameters)
     frames = request.headers.get("accept") == FRAMES_MEDIA_TYPE
-    requested_page_bytes = request.headers.get("forebay-page-bytes", "")
-    page_bytes = (
-        int(requested_page_bytes)
-        if requested_page_bytes.isdecimal() and len(requested_page_bytes) < 9
-        else MAX_PAGE_BYTES
-    )
-    return await worker.scans.answer(
-        route.scan, store, segment, parameters, frames=frames, page_bytes=min(page_bytes, MAX_PAGE_BYTES)
-    )
+    page_bytes = _number(request.headers, "forebay-page-bytes", MAX_PAGE_BYTES)
+    if page_bytes is None:
+        page_bytes = MAX_PAGE_BYTES
+    return await worker.scans.answer(route.scan, store, segment, parameters, frames=frames, page_bytes=page_bytes)
 
 
 def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request], Any]:
