@@ -34,70 +34,66 @@ _CHUNK = 16
 Pairs = list[tuple[bytes, bytes]]
 
 
-class ChangesReads:
-    """Reads the pages of the replicas that this worker holds."""
+def changes_page(
+    admission: Admission,
+    selection: KeySelection,
+    partition: int,
+    cursor: ChangesCursor | None,
+    parameters: ReadParameters,
+    *,
+    state: bool,
+    page_bytes: int,
+) -> ChangesPage:
+    """The next page after a cursor, of the state or of what has changed since; raises ``Problem`` or
+    ``Refused``.
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
+    Without a cursor, or if it cannot be known what was deleted since, it is a reset, and the state's first.
+    """
+    replica = admission.replica(selection.spec, partition)
+    admitted = admission.admit(replica, parameters)
+    if (problem := why_unproven(admitted, selection.spec, None)) is not None:
+        raise admission.refusal(admitted, problem)
+    if admitted.view.log is None:
+        unknown = "The identity of this replica's log is not known yet."
+        raise admission.refusal(admitted, NotReady(unknown, retry_after_s=1))
+    log = log_digest(admitted.view.log)
+    if cursor is not None and admission.is_of_another_history(admitted.view, cursor.point):
+        # What was sent may have been lost since: only the whole state says so.
+        cursor = None
+    if cursor is not None and cursor.log == log:
+        admission.require_position(admitted, Position(log, {partition: cursor.upper}))
+    read = _PageRead(selection, partition, admitted, page_bytes)
+    if read.recent.end < admitted.view.progress.position:
+        # Records come in bulk, of which no keys are noted.
+        raise admission.refusal(
+            admitted, NotReady("The replica is being restored; its changes are not known.", retry_after_s=1)
+        )
+    changed = None
+    if cursor is not None and cursor.log == log:
+        changed = read.recent.since(cursor.since, cursor.nonce, cursor.expired)
+    if cursor is None or changed is None:
+        end, nonce, expired = read.recent.reached
+        begin = ChangesCursor(log, end, 0, nonce, after=b"", expired=expired)
+        page = replace(read.state(begin), reset=True)
+    elif state:
+        page = read.state(cursor)
+    else:
+        page = read.changes(cursor, changed)
+    return _stated(admission, page, cursor, admitted)
 
-    def page(
-        self,
-        selection: KeySelection,
-        partition: int,
-        cursor: ChangesCursor | None,
-        parameters: ReadParameters,
-        *,
-        state: bool,
-        page_bytes: int,
-    ) -> ChangesPage:
-        """The next page after a cursor, of the state or of what has changed since; raises ``Problem`` or
-        ``Refused``.
 
-        Without a cursor, or if it cannot be known what was deleted since, it is a reset, and the state's first.
-        """
-        admission = self._admission
-        replica = admission.replica(selection.spec, partition)
-        admitted = admission.admit(replica, parameters)
-        if (problem := why_unproven(admitted, selection.spec, None)) is not None:
-            raise admission.refusal(admitted, problem)
-        if admitted.view.log is None:
-            unknown = "The identity of this replica's log is not known yet."
-            raise admission.refusal(admitted, NotReady(unknown, retry_after_s=1))
-        log = log_digest(admitted.view.log)
-        if cursor is not None and admission.is_of_another_history(admitted.view, cursor.point):
-            # What was sent may have been lost since: only the whole state says so.
-            cursor = None
-        if cursor is not None and cursor.log == log:
-            admission.require_position(admitted, Position(log, {partition: cursor.upper}))
-        read = _PageRead(selection, partition, admitted, page_bytes)
-        if read.recent.end < admitted.view.progress.position:
-            # Records come in bulk, of which no keys are noted.
-            raise admission.refusal(
-                admitted, NotReady("The replica is being restored; its changes are not known.", retry_after_s=1)
-            )
-        changed = None
-        if cursor is not None and cursor.log == log:
-            changed = read.recent.since(cursor.since, cursor.nonce, cursor.expired)
-        if cursor is None or changed is None:
-            end, nonce, expired = read.recent.reached
-            begin = ChangesCursor(log, end, 0, nonce, after=b"", expired=expired)
-            page = replace(read.state(begin), reset=True)
-        elif state:
-            page = read.state(cursor)
-        else:
-            page = read.changes(cursor, changed)
-        return self._stated(page, cursor, admitted)
-
-    def _stated(self, page: ChangesPage, before: ChangesCursor | None, admitted: Admitted) -> ChangesPage:
-        """The page with its provenance, and an upper bound of what any page so far may contain."""
-        source = self._admission.replica_info(admitted).source
-        view = admitted.replica.view
-        upper = max(page.cursor.since, view.progress.applying_to)
-        epoch = None if view.point is None else view.point.epoch
-        if before is not None and before.log == page.cursor.log and before.upper > upper:
-            upper, epoch = before.upper, before.epoch
-        cursor = page.cursor._replace(upper=upper, epoch=epoch)
-        return replace(page, cursor=cursor, source=provenance_members(source))
+def _stated(
+    admission: Admission, page: ChangesPage, before: ChangesCursor | None, admitted: Admitted
+) -> ChangesPage:
+    """The page with its provenance, and an upper bound of what any page so far may contain."""
+    source = admission.replica_info(admitted).source
+    view = admitted.replica.view
+    upper = max(page.cursor.since, view.progress.applying_to)
+    epoch = None if view.point is None else view.point.epoch
+    if before is not None and before.log == page.cursor.log and before.upper > upper:
+        upper, epoch = before.upper, before.epoch
+    cursor = page.cursor._replace(upper=upper, epoch=epoch)
+    return replace(page, cursor=cursor, source=provenance_members(source))
 
 
 class _PageRead:

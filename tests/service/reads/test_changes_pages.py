@@ -15,7 +15,7 @@ from forebay_changelog import Batch
 from forebay_web.store_changes.cursors import ChangesCursor
 from forebay_web.store_changes.pages import ChangesPage
 from forebay_web.store_changes.selection import make_selection
-from forebay_worker.reads.changes_pages import ChangesReads
+from forebay_worker.reads.changes_pages import changes_page
 from forebay_worker.reads.staleness_check import Refused
 from forebay_worker.tasks.apply import apply_batch
 from forebay_worker.tasks.recent_changes import ChangesSince, RecentChanges
@@ -44,8 +44,8 @@ class Served:
         apply_batch(self.replica, Batch(tp, records, end, False, EndOffset(end, boot_ms()), 0, 0, "log"))
 
     def page(self, *, state: bool = False, page_bytes: int = 1 << 20) -> ChangesPage:
-        page = ChangesReads(self.admission).page(
-            self.selection, 0, self.cursor, self.parameters, state=state, page_bytes=page_bytes
+        page = changes_page(
+            self.admission, self.selection, 0, self.cursor, self.parameters, state=state, page_bytes=page_bytes
         )
         self.cursor = page.cursor
         return page

@@ -19,13 +19,12 @@ from forebay_web.store_changes.cursors import decode_id
 from forebay_web.store_changes.feed import ChangesFeeds
 from forebay_web.store_changes.follower import StoreFollower
 from forebay_web.store_changes.pages import ChangesPage, PagesRequest
-from forebay_worker.changes_routes import HeldSource
 from forebay_worker.reads.store_changes import StoreChanges
 from tests.service.reads.test_changes_pages import Served
 
 
 @dataclass(frozen=True)
-class Source(HeldSource):
+class Source(StoreChanges):
     """Counts what is read."""
 
     reads: list[str] = field(default_factory=list)
@@ -43,7 +42,7 @@ class Clients:
     """Of one process, all of which follow all keys."""
 
     def __init__(self, served: Served) -> None:
-        self.source = Source(StoreChanges(served.admission), served.selection, served.parameters, [0])
+        self.source = Source(served.admission, served.selection, served.parameters, [0])
         self.feeds = ChangesFeeds()
 
     @contextlib.asynccontextmanager
@@ -164,10 +163,10 @@ async def test_a_stream_ends_where_its_partition_is_no_longer_held(tmp_path):
 
 async def test_a_poll_is_answered_once_what_it_follows_has_changed(tmp_path):
     served = Served(tmp_path, "prefix=k")
-    changes = StoreChanges(served.admission)
+    changes = StoreChanges(served.admission, served.selection, served.parameters)
     page = served.page()
     request = PagesRequest({0: page.cursor}, wait_ms=600_000)
-    polling = asyncio.ensure_future(changes.poll(served.selection, served.parameters, request, 1_000))
+    polling = asyncio.ensure_future(changes.outcomes(request))
     await asyncio.sleep(0)
     async with asyncio.timeout(20):
         await asyncio.to_thread(served.apply, (b"other", b"1"))
@@ -182,10 +181,10 @@ async def test_pages_of_a_poll_are_limited_together(tmp_path):
     served = Served(tmp_path)
     cursor = served.page().cursor
     served.apply((b"k", b"2"))
-    changes = StoreChanges(served.admission)
+    changes = StoreChanges(served.admission, served.selection, served.parameters)
     for max_bytes, partitions in ((1, [0]), (1_000, [0, 1])):
         request = PagesRequest(dict.fromkeys([0, 1], cursor), wait_ms=1, max_bytes=max_bytes)
-        outcomes, _ = await changes.poll(served.selection, served.parameters, request, 1_000)
+        outcomes, _ = await changes.outcomes(request)
         assert list(outcomes) == partitions
 
 
@@ -210,8 +209,8 @@ class Page:
 @pytest.mark.parametrize("seed", range(2))
 async def test_clients_of_any_speed_end_with_what_the_store_has(tmp_path, monkeypatch, seed):
     # Pages of a chunk each, so that states and changes take several.
-    monkeypatch.setattr("forebay_worker.changes_routes.PAGE_BYTES", 1)
-    monkeypatch.setattr("forebay_worker.changes_routes.POLLED_PAGE_BYTES", 1)
+    monkeypatch.setattr("forebay_worker.reads.store_changes.PAGE_BYTES", 1)
+    monkeypatch.setattr("forebay_worker.reads.store_changes.POLLED_PAGE_BYTES", 1)
     choice = random.Random(seed)
     served = Served(tmp_path)
     clients = Clients(served)
