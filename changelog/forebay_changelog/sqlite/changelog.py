@@ -179,7 +179,10 @@ class SqliteChangelog:
     def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         ends = {}
         for tp in topic_partitions:
-            with contextlib.suppress(*log_file.UNREADABLE), _closing(self.path(tp)) as connection:
+            with (
+                contextlib.suppress(*log_file.UNREADABLE),
+                contextlib.closing(log_file.connect(self.path(tp))) as connection,
+            ):
                 ends[tp] = connection.execute("SELECT next_offset FROM state").fetchone()[0]
         return ends
 
@@ -337,8 +340,9 @@ class SqliteChangelog:
 
     @contextlib.contextmanager
     def _topics(self) -> Iterator[sqlite3.Connection]:
+        path = str(self.directory / _TOPICS_FILE)
         try:
-            with _closing(str(self.directory / _TOPICS_FILE), create=True) as connection:
+            with contextlib.closing(log_file.connect(path, create=True)) as connection:
                 yield connection
         except sqlite3.Error as error:
             raise _unusable(self.directory, error) from None
@@ -392,17 +396,8 @@ class SqliteChangelog:
         return path.read_text().strip()
 
 
-@contextlib.contextmanager
-def _closing(path: str, *, create: bool = False) -> Iterator[sqlite3.Connection]:
-    connection = log_file.connect(path, create=create)
-    try:
-        yield connection
-    finally:
-        connection.close()
-
-
 def _identity(path: str) -> str:
-    with _closing(path) as connection:
+    with contextlib.closing(log_file.connect(path)) as connection:
         return str(connection.execute("SELECT identity FROM state").fetchone()[0])
 
 
