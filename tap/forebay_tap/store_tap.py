@@ -175,7 +175,7 @@ class StoreTap:
             of_table = table.mapping.table
             for partition in table.partitions:
                 blocks = self._checkpoint.change_blocks(
-                    self.operator, partition, batch + 1, batch + 1, of_table.store, of_table.family
+                    self.operator, partition, batch + 1, of_table.store, of_table.family
                 )
                 rows.add_all(table.conversion.apply(blocks, self._now_ms()))
         except CANNOT_FOLLOW as error:

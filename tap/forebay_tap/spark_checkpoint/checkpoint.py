@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache, partial
 
-from forebay_tap.spark_checkpoint.changes import Change, ChangeBlock, StateEntry
+from forebay_tap.spark_checkpoint.changes import ChangeBlock, StateEntry
 from forebay_tap.spark_checkpoint.errors import CheckpointMissing, VersionNotCommitted, VersionPurged
 from forebay_tap.spark_checkpoint.files import CheckpointFiles, open_files
 from forebay_tap.spark_checkpoint.logs import Commit, Offsets, parse_commit, parse_offsets, parse_query_id
@@ -28,8 +28,8 @@ _REMEMBERED_BATCHES = 8
 class Checkpoint:
     """One query's checkpoint. It is only ever read. Any method raises a ``CheckpointError``.
 
-    ``changes``, ``snapshot`` and what begins with ``ended`` remember the files of a few batches that have ended:
-    once a query was set back to an earlier batch, open its checkpoint anew.
+    ``change_blocks``, ``snapshot`` and what begins with ``ended`` remember the files of a few batches that have
+    ended: once a query was set back to an earlier batch, open its checkpoint anew.
     """
 
     def __init__(self, files: CheckpointFiles) -> None:
@@ -122,39 +122,17 @@ class Checkpoint:
         """A stateful operator as a batch found it."""
         return read_operator(self.files, self._metadata, operator, batch)
 
-    def changes(
-        self,
-        operator: int,
-        partition: int,
-        from_version: int,
-        to_version: int,
-        store: str = DEFAULT_STORE,
-        family: str | None = None,
-    ) -> Iterator[Change]:
-        """The changes of the versions from the one to the other, both included, in the order of their files.
+    def change_blocks(
+        self, operator: int, partition: int, version: int, store: str = DEFAULT_STORE, family: str | None = None
+    ) -> Iterator[ChangeBlock]:
+        """What a version changed, many changes at a time, in the order of its file.
 
-        A key may occur several times in a version: the last counts. Column families of Spark's own are left out,
-        or all but the ``family``. Raises ``VersionNotCommitted``, ``VersionPurged``, ``LineageMismatch``, and
+        A key may occur several times: the last counts. Column families of Spark's own are left out, or all but the
+        ``family``. Raises ``VersionNotCommitted``, ``VersionPurged``, ``LineageMismatch``, and
         ``StateUnsupported`` if the provider keeps no changes.
         """
-        for block in self.change_blocks(operator, partition, from_version, to_version, store, family):
-            yield from block.changes()
-
-    def change_blocks(
-        self,
-        operator: int,
-        partition: int,
-        from_version: int,
-        to_version: int,
-        store: str = DEFAULT_STORE,
-        family: str | None = None,
-    ) -> Iterator[ChangeBlock]:
-        """What ``changes`` gives, many changes at a time, which takes a fraction of the time."""
-        for version in range(from_version, to_version + 1):
-            self._commit_of(version - 1)
-        files = self._store_files(operator, partition, to_version, store, family)
-        for version in range(from_version, to_version + 1):
-            yield from files.changes(version)
+        self._commit_of(version - 1)
+        yield from self._store_files(operator, partition, version, store, family).changes(version)
 
     def snapshot(
         self,

@@ -115,7 +115,7 @@ def _field_document(field: StateField) -> dict[str, Any]:
 def _keeps_changes(checkpoint: Checkpoint, description: OperatorDescription, batch: int) -> bool:
     """Whether the provider writes what each batch changed; RocksDB does only where it is told to."""
     try:
-        next(checkpoint.changes(description.operator, 0, batch + 1, batch + 1), None)
+        next(checkpoint.change_blocks(description.operator, 0, batch + 1), None)
     except (StateUnsupported, VersionPurged):
         return False
     return True

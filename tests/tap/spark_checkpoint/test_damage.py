@@ -28,7 +28,8 @@ PARTITION = Path("state/0/0")
 
 
 def changes(path: Path, version: int) -> list[object]:
-    return list(Checkpoint.open(str(path)).changes(0, 0, version, version))
+    blocks = Checkpoint.open(str(path)).change_blocks(0, 0, version)
+    return [change for block in blocks for change in block.changes()]
 
 
 def snapshot(path: Path, version: int) -> list[str]:
@@ -278,11 +279,11 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
 def test_missing_operator_partition_or_store_is_named(spark_4_0):
     checkpoint = spark_4_0.checkpoint("aggregation-default")
     with pytest.raises(CheckpointMissing, match="no such operator"):
-        list(checkpoint.changes(7, 0, 1, 1))
+        list(checkpoint.change_blocks(7, 0, 1))
     with pytest.raises(CheckpointMissing, match="no partition 2"):
-        list(checkpoint.changes(0, 2, 1, 1))
+        list(checkpoint.change_blocks(0, 2, 1))
     with pytest.raises(CheckpointMissing, match="no store 'left'"):
-        list(checkpoint.changes(0, 0, 1, 1, "left"))
+        list(checkpoint.change_blocks(0, 0, 1, "left"))
 
 
 def test_rows_with_checksums_are_recognised_without_the_setting(copied):
