@@ -392,7 +392,7 @@ def test_first_copy_is_marked_as_filling(spark_4_0, changelog, tapped):
     append = changelog.append_batch
 
     def noted(*args: Any, **named: Any) -> dict[int, int]:
-        filling.append(b'"filling": true' in named["heartbeat"])
+        filling.append(Heartbeat.parse(named["heartbeat"]).filling)
         return append(*args, **named)
 
     changelog.append_batch = noted
