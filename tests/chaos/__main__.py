@@ -24,6 +24,7 @@ from tests.chaos.result import Result, result_of
 from tests.chaos.run import Run
 from tests.chaos.schedule import kinds_for
 from tests.chaos.sometimes import SHARE, possible, unreached
+from tests.chaos.topologies import WIDE_PARTITIONS
 from tests.mutants.mutant import FOLDERS
 
 _ROOT = Path(__file__).parents[2]
@@ -85,6 +86,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--worker-processes", type=int, default=1, metavar="N", help="of each worker (default 1)")
     parser.add_argument("--brokers", type=int, default=1, metavar="N", help="of Kafka (default 1)")
+    parser.add_argument(
+        "--partitions",
+        type=int,
+        default=WIDE_PARTITIONS,
+        metavar="N",
+        help=f"of the widest store (default {WIDE_PARTITIONS})",
+    )
     known = sorted({*kinds_for("sqlite", 2), *kinds_for("kafka", 2)})
     listed = ", ".join(known)
     parser.add_argument(
@@ -136,6 +144,7 @@ def _command(options: argparse.Namespace) -> str:
     command = f"scripts/chaos --minutes {options.minutes:g} --seed {options.seed} --log {options.log}"
     command += f" --worker-processes {options.worker_processes}" if options.worker_processes > 1 else ""
     command += f" --brokers {options.brokers}" if options.brokers > 1 else ""
+    command += f" --partitions {options.partitions}" if options.partitions != WIDE_PARTITIONS else ""
     faults = f" --faults {' '.join(options.faults)}" if options.faults else ""
     return command + faults + (f" --mutant {options.mutant}" if options.mutant else "")
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tests.chaos.availability import is_within, missed_changes, silent_streams, unavailable
 from tests.chaos.built_state import built_states
-from tests.chaos.fold import Eras, Fold, ItemHistory, PartitionFold
+from tests.chaos.fold import Clocks, Eras, Fold, ItemHistory, PartitionFold
 from tests.chaos.history import Calm, History, Item, Portion, Read, Scope
 from tests.chaos.promises import (
     ANSWERED,
@@ -55,7 +55,7 @@ def check(history: History) -> list[Violation]:
     What an overloaded machine did late, or not at all, is none. What it answered is judged as ever.
     """
     history = _with_time(history)
-    fold = Fold(history.records, history.cuts)
+    fold = Fold(history.records, history.cuts, history.faults)
     violations = [Violation(found.kind, found.detail) for found in history.findings if found.kind in KINDS]
     sessions: Sessions = {}
     reads = [_timed(history.calms, read) for read in sorted(history.reads, key=lambda read: read.received_ms)]
@@ -168,19 +168,23 @@ def _check_portion(
     if (read.status == 404 or read.scope is not None) and _is_cold(log, read, portion):
         kind = "silent-miss" if read.status == 404 else "short-list"
         yield Violation(kind, f"by a replica that lacks {portion.record_lag} records, all that there are", read)
-    found = dict(read.items)
+    found, clocks = dict(read.items), fold.clocks(read.sent_ms, read.received_ms)
     for item, value in _items_of(fold, read, partition):
         history = log.history(item)
-        index = _index_of(read, item, value, history, portion.position)
+        index = _index_of(read, item, value, history, portion.position, clocks)
         if index is None or (index < 0 and read.scope is not None):
             yield Violation("wrong-value", f"{item} is {value}", read)
             continue
-        yield from _check_item(log, read, item, index, history, floors, portion)
+        is_missing = value is None and read.kind != "versions"
+        due = [*floors, *_floor_of_misses(log, read, portion)] if is_missing else floors
+        yield from _check_item(read, item, index, history, due, portion, is_missing=is_missing)
+        if value is not None and _has_expired(log, item, index, history, floors, clocks):
+            yield Violation("expired-value", f"{item} is shown as of version {index}", read)
         if read.session:
             least = _min_position(history, index, max(floor.position for floor in floors))
             sessions[seen] = Seen(era, max(sessions[seen].position, least))
     if read.scope is not None:
-        yield from _short_list(log, read, read.scope, found, floors, portion)
+        yield from _short_list(log, read, read.scope, found, floors, portion, clocks)
 
 
 def _is_cold(log: PartitionFold, read: Read, portion: Portion) -> bool:
@@ -218,12 +222,22 @@ def _floors(log: PartitionFold, read: Read, portion: Portion) -> list[Floor]:
     return floors
 
 
-def _index_of(read: Read, item: Item, value: Any, history: ItemHistory, position: int) -> int | None:
+def _has_expired(
+    log: PartitionFold, item: Item, index: int, history: ItemHistory, floors: list[Floor], clocks: Clocks
+) -> bool:
+    """Whether what is shown had expired by the clock, or by what an answer must have reached of the log."""
+    due = max(floor.position for floor in floors)
+    return history.has_expired(index, clocks.earliest_ms) or log.is_past_retention(item, due)
+
+
+def _index_of(
+    read: Read, item: Item, value: Any, history: ItemHistory, position: int, clocks: Clocks
+) -> int | None:
     """Which version an answer shows, the latest that it may be; None if the item never had the value."""
     newest = history.index_at(position)
     if read.as_of_ms is not None:
         newest = min(newest, history.index_as_of(read.as_of_ms))
-    return history.shown_by(item, value, newest)
+    return history.shown_by(item, value, newest, clocks.latest_ms)
 
 
 def _min_position(history: ItemHistory, index: int, due: float) -> int:
@@ -240,28 +254,28 @@ def _floor_of_misses(log: PartitionFold, read: Read, portion: Portion) -> list[F
 
 
 def _check_item(
-    log: PartitionFold,
     read: Read,
     item: Item,
     index: int,
     history: ItemHistory,
     floors: list[Floor],
     portion: Portion,
+    *,
+    is_missing: bool,
 ) -> Iterator[Violation]:
     """The violations of one item that an answer shows as of a version."""
-    missing = history.is_absent(index) and read.kind != "versions"
     if history.earliest_position(index) > portion.position:
         yield Violation("beyond-position", f"{item} is of offset {history.offsets[index]}", read)
     elif index >= 0 and history.versions[index].began_ms > read.received_ms:
         yield Violation("beyond-position", f"{item} was written after it was read", read)
-    for floor in [*floors, *_floor_of_misses(log, read, portion)] if missing else floors:
+    for floor in floors:
         due = history.index_at(floor.position)
         if read.as_of_ms is not None:
             due = min(due, history.index_as_of(read.as_of_ms))
         if index < due:
             kind = (
                 "silent-miss"
-                if missing and floor.kind not in ("went-back", "position-not-reached")
+                if is_missing and floor.kind not in ("went-back", "position-not-reached")
                 else floor.kind
             )
             yield Violation(kind, f"{item} as of version {index}, though {due} is due by {floor}", read)
@@ -269,14 +283,20 @@ def _check_item(
 
 
 def _short_list(
-    log: PartitionFold, read: Read, scope: Scope, found: Mapping[Item, Any], floors: list[Floor], portion: Portion
+    log: PartitionFold,
+    read: Read,
+    scope: Scope,
+    found: Mapping[Item, Any],
+    floors: list[Floor],
+    portion: Portion,
+    clocks: Clocks,
 ) -> Iterator[Violation]:
     """Items that existed from the floor to the position, without being listed."""
     due = max(floor.position for floor in [*floors, *_floor_of_misses(log, read, portion)])
     for item, history in log.items.items() if scope.key is None else log.items_of(scope.key):
-        if item in found or not scope.covers(item):
+        if item in found or not scope.covers(item) or log.is_past_retention(item, portion.position):
             continue
         first, last = history.index_at(due), history.index_at(portion.position)
         absent = range(first, min(last, -1) + 1) if read.kind == "versions" else range(first, last + 1)
-        if not any(history.is_absent(index) for index in absent):
+        if not any(history.is_absent(index, clocks.latest_ms) for index in absent):
             yield Violation("short-list", f"{item} is missing", read)

@@ -48,7 +48,7 @@ def create_topics(changelog: KafkaChangelog, topology: Topology) -> None:
     topics = [
         NewTopic(spec.topic, num_partitions=spec.partitions, config=dict(_COMPACTED))
         for spec in topology.stores.values()
-        if spec.kind == "key-value"
+        if spec.kind == "key-value" and spec.ttl_ms is None
     ]
     for future in admin.create_topics(topics).values():
         future.result(_TIMEOUT_S)

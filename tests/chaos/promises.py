@@ -75,6 +75,7 @@ KINDS = {
     "beyond-bounds": "an answer whose lag is not proven to be within the request's bounds",
     "silent-miss": "no such key, where the key existed within the lag",
     "short-list": "a list without an item that existed within the lag",
+    "expired-value": "a value older than its store's ttl_ms, or a window past its retention",
     "disordered-list": "a list out of order, or with an item twice or from outside its range",
     "position-not-reached": "an answer that lacks what its min_position names, as all do if that was lost",
     "went-back": "a session or stream that saw less than it had seen before, as a session does after its loss",

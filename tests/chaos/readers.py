@@ -19,17 +19,20 @@ from tests.chaos.history import BOTH_ROUTERS, Scope
 from tests.chaos.reading import Reading
 from tests.chaos.store_streams import ClientStoreStreamReader, StoreStreamReader
 from tests.chaos.streams import ClientStreamReader, StreamReader
+from tests.chaos.topologies import GROWN
 
 MAX_PAGES = 4
 """Of a list."""
 _REMEMBERED = 30
 """Positions of a partition: those of several seconds."""
+OF_KEYS = ("counts", "prices", "seen", "large", "wide", GROWN)
+"""Stores that are read by key."""
 Reader = Callable[[Reading], Any]
 
 
 async def read_key(reading: Reading) -> None:
     """A key, within some bounds, by plain HTTP."""
-    store = reading.chooser.choice(("counts", "counts", "prices"))
+    store = reading.chooser.choice(("counts", "counts", *OF_KEYS))
     key, (tier, node), options = reading.key(store), reading.node(), reading.options()
     as_of_ms = None
     if store == "prices" and reading.chooser.random() < 0.5:
@@ -43,10 +46,9 @@ async def read_key(reading: Reading) -> None:
 
 async def read_own_write(reading: Reading) -> None:
     """A key at the newest position that the writer has reached, now and then with time to wait."""
-    store = reading.chooser.choice(("counts", "prices"))
+    store = reading.chooser.choice(OF_KEYS)
     key, (tier, node) = reading.key(store), reading.node()
-    partition = reading.deployment.topology.stores[store].partition_of(key.encode())
-    position = reading.writer.position(store, partition)
+    position = reading.newest_position(store, key)
     options = {"min_position": position, "wait_ms": reading.chooser.choice((0, 500)), "timeout_ms": 1_500}
     read = reading.started("own-writes", "key", store, tier, node.address, options)
     read, document = await reading.ask(read, "GET", f"/keys/{key}", params=options)
@@ -55,7 +57,7 @@ async def read_own_write(reading: Reading) -> None:
 
 async def read_batch(reading: Reading) -> None:
     """Many keys at once; each counts as a read."""
-    store = reading.chooser.choice(("counts", "prices"))
+    store = reading.chooser.choice(OF_KEYS)
     keys = sorted({reading.key(store) for _ in range(8)})
     (tier, node), options = reading.node(), reading.options()
     read = reading.started("batches", "batch", store, tier, node.address, options)
@@ -73,22 +75,25 @@ async def read_batch(reading: Reading) -> None:
 
 async def list_entries(reading: Reading) -> None:
     """A range of keys, page by page."""
-    keys = sorted(reading.key("counts") for _ in range(2))
+    store = reading.chooser.choice(("counts", "seen", "wide"))
+    keys = sorted(reading.key(store) for _ in range(2))
     scope = Scope(low=keys[0], high=keys[1], reverse=reading.chooser.random() < 0.3)
     if reading.chooser.random() < 0.3:
         scope = replace(scope, low=None, high=None)
-    await _list(reading, "counts", "/entries", "entries", scope)
+    await _list(reading, store, "/entries", "entries", scope)
 
 
 async def list_windows(reading: Reading) -> None:
     """The windows of a key."""
-    scope = Scope(key=reading.key("hours"), low=2_000 if reading.chooser.random() < 0.5 else None)
-    await _list(reading, "hours", f"/keys/{scope.key}/windows", "windows", scope)
+    store = reading.chooser.choice(("hours", "moments"))
+    low = 2_000 if store == "hours" else int(epoch_ms()) - 3_000
+    scope = Scope(key=reading.key(store), low=low if reading.chooser.random() < 0.5 else None)
+    await _list(reading, store, f"/keys/{scope.key}/windows", "windows", scope)
 
 
 async def list_all_windows(reading: Reading) -> None:
     """The windows of all keys."""
-    await _list(reading, "hours", "/windows", "windows", Scope())
+    await _list(reading, reading.chooser.choice(("hours", "moments")), "/windows", "windows", Scope())
 
 
 async def list_versions(reading: Reading) -> None:

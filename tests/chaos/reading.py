@@ -14,7 +14,7 @@ from forebay.position import decode_position
 from tests.chaos.deployment import Deployment
 from tests.chaos.history import Finding, Read
 from tests.chaos.node import Endpoint
-from tests.chaos.writer import KEYS, Writer
+from tests.chaos.writer import KEYS, LARGE, LARGE_KEYS, Writer, key_of
 
 BOUNDS: tuple[Mapping[str, int], ...] = (
     *({},) * 5,
@@ -41,7 +41,12 @@ class Reading:
 
     def key(self, store: str) -> str:
         """A key of a store, now and then one that nobody writes."""
-        return f"{store[0]}{self.chooser.randrange(KEYS + 2):03d}"
+        return key_of(store, self.chooser.randrange(LARGE_KEYS if store == LARGE else KEYS + 2))
+
+    def newest_position(self, store: str, key: str) -> str:
+        """The token of the newest record of a key's partition."""
+        partition = self.deployment.topology.stores[store].partition_of(key.encode())
+        return self.writer.position(store, partition)
 
     def node(self) -> tuple[str, Endpoint]:
         """A router, or now and then a worker's process, with its tier."""

@@ -25,6 +25,10 @@ they received, and when, on the clock that all processes of the machine share. W
 worker has two processes, of which single ones are killed, too. With `--brokers 3` three brokers keep every topic,
 else there is one. Each worker has a wall clock of its own and, where disks can be mounted, a disk.
 
+One store has windows that last for seconds, one has values that live for seconds, and one has 60,000 keys:
+workers without it copy it from another, and one of them has less memory than it takes. One store is kept in
+memory, in as many partitions as `--partitions` says.
+
 * A value must be the item's own, and of a committed record below the answer's position.
 * Lag, age, `min_position` and what a session has seen each name an offset that an answer must have reached. An
   older value, a miss or a shorter list is a violation.
@@ -33,6 +37,9 @@ else there is one. Each worker has a wall clock of its own and, where disks can 
 * Now and then a log loses its newest records while no worker runs, and goes on with others at their offsets. No
   answer has one that was lost, unless its lag names a time before. No answer meets a position or session of the
   lost part, and streams are reset.
+* A value that is older than its store's `ttl_ms`, and a window past its retention, must not be returned. One that
+  is younger must not be missing. A value's age is that of its record, by the clock of who answers: once a worker's
+  clock was ahead, misses of such a store are not judged.
 * Every figure of an answer must be within the bounds of its request.
 * After each episode of faults, every partition has its replicas again within a stated time. At the end every
   replica's keys are compared with the log.
@@ -56,6 +63,8 @@ _NOT_TESTED = """\
   deleted from a log's beginning.
 * Who answers while a broker's answers are delayed. Compaction follows the writer within seconds here, so replicas
   that read late cannot prove that a key is missing, and say so.
+* Followers of a store whose values expire by the clock, and of windows past their retention.
+* Copies of more than some megabytes.
 * On Kafka, a worker's clock that is set back: [Clocks](capacity.md#clocks) says what it must be. Other processes'
   clocks are right.
 * Faults of the machine itself: all processes ran on one, and its page cache survived every kill. A disk that turns

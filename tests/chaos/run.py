@@ -49,13 +49,18 @@ GIVEN_BACK_WITHIN_S = 10
 """After the last client has left, nothing is held for one within this time."""
 CALM_S = 4.0
 WARM_UP_S = 2.0
-_REBUILDS = {
+_LOGGED = {
     "rebuild": " and rebuilt",
     "tombstones-missed": "tombstones",
     "log-cut": "has lost records",
     "beginning-moved": "and began at",
+    "copied": "goes on from a copy",
 }
-"""Words by which a log says that a store is rebuilt: after damage, or since a log has changed."""
+"""Words by which a log says that a store is rebuilt, after damage or since a log has changed, or copied."""
+_COUNTED = {
+    "router": ("forebay_router_hedges_won_total", "forebay_router_failovers_total"),
+    "worker": ("forebay_disk_reads_total",),
+}
 _TRACES = ("Traceback (most recent call last)", "panicked at", "Fatal Python error")
 
 
@@ -67,6 +72,7 @@ class Settings(Protocol):
     log: str
     worker_processes: int
     brokers: int
+    partitions: int
     faults: list[str]
     mutant: str
 
@@ -80,7 +86,7 @@ class Run:
     history: History = field(default_factory=History)
 
     def __post_init__(self) -> None:
-        self._topology_file = TopologyFile(self.directory / "topology.toml")
+        self._topology_file = TopologyFile(self.directory / "topology.toml", self.settings.partitions)
         self.topology: Topology = load_topology(self._topology_file.path)
         self._proxies = Proxies()
         self._has_disks = can_mount()
@@ -244,11 +250,11 @@ class Run:
         deployment.watch()
 
     def _note_metrics(self, deployment: Deployment) -> None:
-        """What routers counted; a router that is killed takes its counters with it."""
-        for router in deployment.routers.values():
-            for name in ("forebay_router_hedges_won_total", "forebay_router_failovers_total"):
-                if deployment.metric(router, name):
-                    self.history.add(Finding(name, router.name, boot_ms()))
+        """What was counted; a process that is killed takes its counters with it."""
+        for node in deployment.nodes:
+            for name in _COUNTED[node.name.partition("-")[0]]:
+                if deployment.metric(node, name):
+                    self.history.add(Finding(name, node.name, boot_ms()))
 
     def _converge(self, deployment: Deployment, writer: Writer) -> float:
         """End the log, and compare every replica with it; returns when the last record had been written."""
@@ -281,7 +287,7 @@ class Run:
                     excerpt = text[text.index(trace) : text.index(trace) + 2_000]
                     self.history.add(Finding("stack-trace", f"{node.name}: {excerpt}", boot_ms()))
             for line in text.splitlines():
-                for kind, words in _REBUILDS.items():
+                for kind, words in _LOGGED.items():
                     if words in line:
                         self.history.add(Finding(kind, f"{node.name}: {line}", boot_ms()))
 

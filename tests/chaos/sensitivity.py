@@ -17,7 +17,7 @@ MAX_LOST = 300
 
 def sensitivity(history: History) -> Mapping[str, tuple[int, int]]:
     """By way of making an answer wrong, in how many it was noticed, and how many were made."""
-    fold = Fold(history.records, history.cuts)
+    fold = Fold(history.records, history.cuts, history.faults)
     noticed, made = {OLDER: 0, MISSING: 0}, {OLDER: 0, MISSING: 0}
     for read in history.reads:
         for way, wrong in _made_wrong(fold, read):

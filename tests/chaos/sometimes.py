@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tests.chaos.history import History
+from tests.chaos.topologies import TTL_MS
+from tests.chaos.writer import is_lasting
 
 SHARE = 0.8
 """Of what a run's faults make possible, it must have reached this share."""
@@ -94,6 +97,21 @@ def _held_back(history: History) -> bool:
     )
 
 
+def _expired(history: History) -> bool:
+    """Whether there was no value of a key that is never deleted, and had one before."""
+    written_ms = {
+        (record.store, record.item): record.written_ms
+        for record in reversed(history.records)
+        if record.store in TTL_MS and record.committed_ms is not None and is_lasting(record.item)
+    }
+    return any(
+        value is None and written_ms.get((read.store, item), math.inf) < read.sent_ms
+        for read in history.reads
+        if read.status == 404
+        for item, value in read.items
+    )
+
+
 def _clock_stepped(history: History) -> bool:
     """Whether an answer of a worker whose clock was stepped had no age, or one of about as long as the step."""
     steps = {fault.target: fault for fault in history.faults if fault.kind == "step-clock"}
@@ -134,6 +152,11 @@ ALL = (
     Sometimes("a replica found that its log had lost records", _finding("log-cut"), frozenset({"cut-log"})),
     Sometimes("a beginning that had moved was found", _finding("beginning-moved"), frozenset({"move-beginning"})),
     Sometimes("a position that was lost was refused", _problem("position-of-another-log"), frozenset({"cut-log"})),
+    Sometimes(
+        "a worker copied another's store", _finding("copied"), frozenset({"wipe-state", "scale-out", "scale-in"})
+    ),
+    Sometimes("a key was read from disk", _finding("forebay_disk_reads_total")),
+    Sometimes("a value expired", _expired),
     Sometimes("a session moved to another worker", _moved("key")),
     Sometimes("a stream moved to another worker", _moved("change"), _DEATHS | {"rolling-restart"}),
     Sometimes("a store's stream resumed at another worker", _store_stream_resumed),

@@ -14,11 +14,11 @@ from tests.chaos import answers
 from tests.chaos.deployment import Deployment
 from tests.chaos.history import Finding, Read
 from tests.chaos.node import Endpoint
-from tests.chaos.writer import KEYS, Writer
+from tests.chaos.writer import KEYS, Writer, key_of
 
 PATIENCE_S = 20
 """For replicas to reach the log's end."""
-_STORES = ("counts", "prices")
+_STORES = ("counts", "prices", "seen", "large", "wide")
 _ANSWERED = frozenset({200, 404, 421})
 """A worker that holds no replica of a partition says so."""
 
@@ -37,7 +37,7 @@ def _sweep_store(
 ) -> Iterator[Read | Finding]:
     spec = deployment.topology.stores[store]
     split: dict[int, list[str]] = {}
-    for key in (f"{store[0]}{number:03d}" for number in range(KEYS)):
+    for key in (key_of(store, number) for number in range(KEYS)):
         split.setdefault(spec.partition_of(key.encode()), []).append(key)
     for partition, keys in split.items():
         least = {partition: writer.ends[store].get(partition, 0)}

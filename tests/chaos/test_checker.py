@@ -321,6 +321,42 @@ def test_cold_replica_states_no_absence():
     assert kinds(listed(KEY, portions={0: cold}, scope=Scope(key="k")), records=long) == {"short-list"}
 
 
+def test_what_has_expired_by_the_clock_is_a_miss():
+    """A value of 4 s, written at 5,020 at the latest, lives until then for sure, and after 9,020 no more."""
+    lasting = [replace(one, store="seen") for one in RECORDS]
+
+    def found(value: Any, at: float, *faults: Fault) -> set[str]:
+        portion = replace(UP_TO_DATE, record_lag=0, time_lag_ms=0, age_ms=None)
+        history = History(lasting, [read(value, portion, at=at, store="seen")], list(faults))
+        return {violation.kind for violation in check(history)}
+
+    assert found(14, 8_990.0) == found(None, 9_010.0) == found(None, 20_000.0) == set()
+    assert found(14, 9_030.0) == {"expired-value"}
+    assert found(None, 8_990.0) == {"silent-miss"}
+    # What a clock that was ahead has made expire stays so, and none but a clock that is wrong brings it back.
+    step = Fault("step-clock", "w", 7_000.0, 9_500.0, 0)
+    assert found(None, 8_990.0, step) == found(14, 9_030.0, step) == set()
+    assert found(14, 9_600.0, step) == {"expired-value"}
+
+
+def test_a_window_is_listed_within_its_retention():
+    """By the newest window below the position, of which the answer may have lacked what its lag names."""
+    records = [record(0, ("k", 1_000), 1), record(1, ("k", 5_000), 2), record(2, ("k", 6_000), 3)]
+    records = [replace(one, store="moments") for one in records]
+
+    def found(*starts: int, time_lag_ms: int = 0) -> set[str]:
+        serials = {1_000: 1, 5_000: 2, 6_000: 3}
+        items = tuple((("k", start), value_of(("k", start), serials[start])) for start in starts)
+        portion = Portion(3, "active", "w1", None, time_lag_ms, None)
+        shown = read(1, portion, store="moments", kind="windows", scope=Scope(key="k"), items=items)
+        return kinds(shown, records=records)
+
+    assert found(5_000, 6_000) == set()
+    assert found(1_000, 5_000, 6_000) == {"expired-value"}
+    assert found(1_000, 5_000, time_lag_ms=17_500) == found(5_000, time_lag_ms=17_500) == set()
+    assert found(6_000) == {"short-list"}
+
+
 @pytest.mark.parametrize("kind", ["process-ended", "outlived", "stack-trace", "not-converged", "held"])
 def test_what_the_run_found_is_a_violation(kind):
     assert [found.kind for found in check(History(findings=[Finding(kind, "w1", 1.0)]))] == [kind]
@@ -331,9 +367,7 @@ def test_other_findings_are_none():
 
 
 def test_every_kind_of_violation_is_planted():
-    text = "".join(
-        Path(__file__).with_name(name).read_text() for name in ("test_checker.py", "test_built_state.py")
-    )
+    text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     assert [kind for kind in KINDS if f'"{kind}"' not in text] == []
 
 

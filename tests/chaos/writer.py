@@ -19,9 +19,13 @@ from forebay_changelog.sqlite import batches as sqlite_batches
 from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_changelog.sqlite.compaction import CompactionLimits
 from tests.chaos.history import Finding, Item, Record, value_of
+from tests.chaos.topologies import RETENTION_MS
 
 KEYS = 60
-"""Of each store."""
+"""Of each store but the large one."""
+LARGE, LARGE_KEYS = "large", 60_000
+"""A store of which each key is written at the beginning: so many that whoever has none copies them from a worker,
+and more than the smallest block cache holds."""
 WINDOWS = 8
 """Of each key."""
 MAX_ROWS = 6
@@ -29,6 +33,8 @@ MAX_ROWS = 6
 DELETED = 0.15
 """The share of rows that delete."""
 PAUSE_S = 0.04
+PARTITIONS_PER_ROUND = 50
+"""A store of more gets a batch, with a heartbeat for each, more seldom than the others."""
 LIMITS = CompactionLimits(min_compaction_lag_ms=1_000, delete_retention_ms=4_000)
 COMPACT_EVERY_S = 2.0
 
@@ -87,6 +93,11 @@ def log_row(spec: StoreSpec, row: Row) -> tuple[bytes, bytes | None, int]:
     return key, value, item[1] if spec.kind == "versioned" else int(epoch_ms())
 
 
+def key_of(store: str, number: int) -> str:
+    """The key of a store with a number."""
+    return f"{store[0]}{number:03d}"
+
+
 def is_lasting(item: Item) -> bool:
     """Whether an item is never deleted, so that no lag explains its absence."""
     return int(item[0][1:]) % 3 == 0
@@ -100,20 +111,35 @@ class Batches:
         self._serials = itertools.count(1)
         self._last_ms = 0
 
+    def serial(self) -> int:
+        """One that no other value has."""
+        return next(self._serials)
+
+    def all_keys(self, spec: StoreSpec) -> dict[int, list[Row]]:
+        """A batch with each key of the large store."""
+        rows: dict[int, list[Row]] = {}
+        for number in range(LARGE_KEYS):
+            item = (key_of(spec.name, number),)
+            rows.setdefault(spec.partition_of(item[0].encode()), []).append((item, self.serial()))
+        return rows
+
     def next(self, spec: StoreSpec) -> dict[int, list[Row]]:
         """A batch's rows by partition."""
         rows: dict[int, list[Row]] = {}
         for _ in range(self._chooser.randint(1, MAX_ROWS)):
             item = self._item(spec)
-            deletes = self._chooser.random() < DELETED and not is_lasting(item)
-            serial = None if deletes else next(self._serials)
+            # Whoever restores the large store slowly would miss its tombstones again and again.
+            is_kept = spec.name == LARGE or is_lasting(item)
+            deletes = self._chooser.random() < DELETED and not is_kept
+            serial = None if deletes else self.serial()
             rows.setdefault(spec.partition_of(item[0].encode()), []).append((item, serial))
         return rows
 
     def _item(self, spec: StoreSpec) -> Item:
-        key = f"{spec.name[0]}{self._chooser.randrange(KEYS):03d}"
+        key = key_of(spec.name, self._chooser.randrange(LARGE_KEYS if spec.name == LARGE else KEYS))
         if spec.kind == "window":
-            return (key, 1000 * self._chooser.randrange(WINDOWS))
+            newest_s = int(epoch_ms()) // 1000 if spec.name in RETENTION_MS else WINDOWS - 1
+            return (key, 1000 * (newest_s - self._chooser.randrange(WINDOWS)))
         if spec.kind == "versioned":
             # Those of a key never go back.
             self._last_ms = max(self._last_ms + 1, int(epoch_ms()))
@@ -144,7 +170,9 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="writer")
 
     def start(self) -> None:
-        """Write in the background."""
+        """Write the large store, and then all in the background."""
+        large = self._topology.stores[LARGE]
+        self._append(large, self._batches.all_keys(large))
         self._thread.start()
 
     def stop(self) -> None:
@@ -173,16 +201,21 @@ class Writer:
             if self._stopping.wait(PAUSE_S):
                 return
             with self.resting:
-                self._write_batch(spec)
+                self._append(spec, self._batches.next(spec))
 
-    def _write_batch(self, spec: StoreSpec) -> None:
-        for record in self._log.write(spec, self._batches.next(spec), boot_ms()):
+    def _append(self, spec: StoreSpec, rows: Mapping[int, list[Row]]) -> list[Record]:
+        records = self._log.write(spec, rows, boot_ms())
+        for record in records:
             self._on_record(record)
             if record.committed_ms is not None:
                 self.ends[spec.name][record.partition] = record.offset + 1
+        return records
 
     def _stores(self) -> Iterator[StoreSpec]:
-        return itertools.cycle(self._topology.stores.values())
+        for number in itertools.count():
+            for spec in self._topology.stores.values():
+                if number % (1 + spec.partitions // PARTITIONS_PER_ROUND) == 0:
+                    yield spec
 
 
 class Compactor:

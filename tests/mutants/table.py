@@ -388,6 +388,14 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
             "",
             "service/tasks/test_expiry.py::test_sweep_removes_exactly_what_is_past_retention",
         ),
+        Mutant(
+            "value-past-its-ttl",
+            "a value that is as old as its store's ttl_ms is not returned",
+            "forebay.retention:expired_to_ms",
+            " - spec.ttl_ms",
+            " - 2 * spec.ttl_ms",
+            "end_to_end/test_ttl.py::test_an_expired_value_is_shown_by_no_read_on_either_tier",
+        ),
     ),
     "Idempotent batches": (
         Mutant(
