@@ -15,6 +15,7 @@ from pathlib import Path
 
 from forebay.clock import boot_ms
 from tests.chaos.deployment import Deployment
+from tests.chaos.disks import cool
 from tests.chaos.history import Finding
 from tests.chaos.log_faults import Injury, overwrite
 from tests.chaos.node import Node
@@ -55,6 +56,8 @@ class Faults:
             "change-topology": lambda _: self._change_topology(),
             "fill-disk": lambda target: self._fill_disk(worker(target)),
             "read-only-disk": lambda target: self._turn_disk_read_only(worker(target)),
+            "slow-disk": lambda target: self._slow_disk(worker(target)),
+            "cold-cache": lambda target: self._cool(worker(target)),
             "step-clock": lambda target: self._step_clock(worker(target), target),
             **log_injuries,
         }
@@ -191,6 +194,22 @@ class Faults:
         with node.lock:
             self._deployment.stop(node)
             self._deployment.start(node)
+
+    @contextlib.contextmanager
+    def _slow_disk(self, node: Node) -> Iterator[str]:
+        """Have a worker's disk pass few bytes a second, with nothing of it in memory."""
+        assert node.disk is not None
+        with self._cool(node):
+            node.disk.slow_down()
+            yield node.address
+            node.disk.speed_up()
+
+    @contextlib.contextmanager
+    def _cool(self, node: Node) -> Iterator[str]:
+        """Have a worker's files read from its disk again."""
+        assert node.state_dir is not None
+        cool(node.state_dir)
+        yield node.address
 
     @contextlib.contextmanager
     def _step_clock(self, node: Node, target: int) -> Iterator[str]:

@@ -39,7 +39,7 @@ SURVIVABLE = frozenset(
     {"kill-worker", "kill-process", "stop-worker", "kill-leader", "stop-leader", "wipe-state"}
     | {"damage-sst", "damage-manifest", "damage-offsets", "refuse-writes", "scale-out", "scale-in", "damage-group"}
     | {"cut-network", "delay-network", "hold-network", "half-open-network"}
-    | {"fill-disk", "read-only-disk", "step-clock"}
+    | {"fill-disk", "read-only-disk", "slow-disk", "cold-cache", "step-clock"}
 )
 """Faults that, alone, leave every router, and a replica of each partition that is caught up."""
 OF_ROUTERS = frozenset({"kill-router", "stop-router"})

@@ -26,7 +26,7 @@ from forebay.topology_file import load_topology
 from forebay_changelog import Changelog
 from forebay_changelog.sqlite.changelog import SqliteChangelog
 from tests.chaos.deployment import ROUTERS, WORKERS, Deployment, Starter
-from tests.chaos.disks import can_mount
+from tests.chaos.disks import can_mount, can_slow_down
 from tests.chaos.faults import Faults
 from tests.chaos.history import Calm, Fault, Finding, History
 from tests.chaos.log_cuts import KafkaLogFiles, LogCuts, LogFiles, SqliteLogFiles
@@ -210,7 +210,13 @@ class Run:
         """Episode by episode: calm, then faults, then wait until all is well again."""
         end = time.monotonic() + 60 * self.settings.minutes
         settings = self.settings
-        known = kinds_for(settings.log, settings.worker_processes, settings.brokers, disks=self._has_disks)
+        known = kinds_for(
+            settings.log,
+            settings.worker_processes,
+            settings.brokers,
+            disks=self._has_disks,
+            slow_disks=can_slow_down(),
+        )
         kinds = settings.faults or known
         self._rest(deployment)
         for number, planned in enumerate(episodes(self.settings.seed, kinds)):

@@ -28,6 +28,7 @@ ON_EVERY_LOG = (
     "restart-storm",
     "change-topology",
     "step-clock",
+    "cold-cache",
 )
 OF_SQLITE = ("lock-log", "damage-group")
 OF_KAFKA = (
@@ -41,6 +42,8 @@ OF_KAFKA = (
 )
 OF_DISKS = ("fill-disk", "read-only-disk")
 """Where disks can be mounted."""
+OF_SLOW_DISKS = ("slow-disk",)
+"""Where they can be slowed down, too."""
 OF_LOG_FILES = ("cut-log",)
 """Where a log is the files of one process or machine."""
 OF_SEVERAL_PROCESSES = ("kill-process",) * 4
@@ -60,9 +63,12 @@ class PlannedFault:
     target: int
 
 
-def kinds_for(log: str, worker_processes: int = 1, brokers: int = 1, *, disks: bool = True) -> tuple[str, ...]:
+def kinds_for(
+    log: str, worker_processes: int = 1, brokers: int = 1, *, disks: bool = True, slow_disks: bool = True
+) -> tuple[str, ...]:
     """The kinds of faults that are possible with a log, workers of so many processes, and disks for each."""
     further = (OF_SEVERAL_PROCESSES if worker_processes > 1 else ()) + (OF_DISKS if disks else ())
+    further += OF_SLOW_DISKS if disks and slow_disks else ()
     further += OF_LOG_FILES if brokers == 1 else ()
     if log == "sqlite":
         return ON_EVERY_LOG + OF_SQLITE + further

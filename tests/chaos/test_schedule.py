@@ -59,4 +59,5 @@ def test_a_log_is_cut_where_one_machine_has_its_files():
 
 
 def test_what_needs_disks_is_not_planned_without():
-    assert {"fill-disk", "read-only-disk"}.isdisjoint(kinds_for("sqlite", disks=False))
+    assert {"fill-disk", "read-only-disk", "slow-disk"}.isdisjoint(kinds_for("sqlite", disks=False))
+    assert "slow-disk" not in kinds_for("sqlite", slow_disks=False)

@@ -165,6 +165,14 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
             "service/reads/test_staleness_check.py::test_misses_are_refused_where_the_log_has_other_partitions",
         ),
         Mutant(
+            "miss-by-memory-alone",
+            "a value that is not in memory is read from disk",
+            "forebay_worker.state.rocksdb:RocksDbStore.get_from_memory",
+            "if not value:",
+            "if False:",
+            "service/state/test_rocksdb_memory.py::test_memory_says_what_it_knows_and_nothing_else",
+        ),
+        Mutant(
             "miss-in-another-partition",
             "a key is missing only where it would be",
             "forebay_worker.reads.staleness_check:Admission.agreed_partition",
