@@ -14,8 +14,8 @@ from tests.chaos.promises import (
     CHANGE_WITHIN_MS,
     GENEROUS,
     LAG_WITHIN_MS,
-    OF_POSITIONS,
     OF_ROUTERS,
+    OF_STATE,
     OF_THE_LOG,
     OUT_OF_CALM_MS,
     SURVIVABLE,
@@ -28,11 +28,11 @@ def unavailable(history: History) -> Iterator[Violation]:
 
     Nor may they fail while a single fault leaves a router and replicas; of the log, if they have no bounds at all.
     """
-    single = list(_single_faults(history))
+    single = list(single_faults(history))
     for read in history.reads:
         if read.status in ANSWERED or read.tier != "router" or read.kind == "change" or read.followed is not None:
             continue
-        if read.problem in OF_POSITIONS or read.require_active or read.min_position:
+        if read.problem in OF_STATE or read.require_active or read.min_position:
             continue
         if not all(bound >= GENEROUS[name] for name, bound in read.bounds.items()):
             continue
@@ -43,7 +43,7 @@ def unavailable(history: History) -> Iterator[Violation]:
                 yield Violation("unavailable", f"{read.status} {read.problem} during {fault.kind} alone", read)
 
 
-def _single_faults(history: History) -> Iterator[Fault]:
+def single_faults(history: History) -> Iterator[Fault]:
     """The faults that came alone out of a calm, each as if it lasted until the next calm, or the next fault."""
     episodes: dict[int, list[Fault]] = {}
     for fault in history.faults:

@@ -15,6 +15,7 @@ from tests.chaos.availability import is_within, missed_changes, silent_streams, 
 from tests.chaos.built_state import built_states
 from tests.chaos.fold import Clocks, Eras, Fold, ItemHistory, PartitionFold
 from tests.chaos.history import Calm, History, Item, Portion, Read, Scope
+from tests.chaos.key_doubts import unstated_doubts
 from tests.chaos.promises import (
     ANSWERED,
     CLOCK_SLACK_MS,
@@ -65,6 +66,7 @@ def check(history: History) -> list[Violation]:
     violations += unavailable(history)
     violations += missed_changes(fold, history)
     violations += silent_streams(history)
+    violations += unstated_doubts(fold, history)
     return violations
 
 

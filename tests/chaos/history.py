@@ -184,6 +184,23 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Doubt:
+    """A time in which keys of a store are in partitions that are not theirs, so that nothing of it is proven."""
+
+    store: str
+    began_ms: float
+    """They were there by then."""
+    ended_ms: float
+    """Infinite if they stay."""
+    partition: int | None = None
+    """The one that has them, None if any may."""
+    begin: int = 0
+    """Who has applied what is before it has one of them in that partition."""
+    end: float = math.inf
+    """The offset of the first record that deletes one there."""
+
+
+@dataclass(frozen=True)
 class Calm:
     """A time in which nothing is broken, and every partition has all its replicas, caught up."""
 
@@ -208,9 +225,9 @@ class Finding:
     at_ms: float
 
 
-Entry: TypeAlias = Record | Read | Fault | Calm | Overload | Finding | Cut
+Entry: TypeAlias = Record | Read | Fault | Calm | Overload | Finding | Cut | Doubt
 _KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Record, Read, Fault, Calm, Overload, Finding, Cut)
+    kind.__name__: kind for kind in (Record, Read, Fault, Calm, Overload, Finding, Cut, Doubt)
 }
 
 
@@ -225,6 +242,7 @@ class History:
     overloads: list[Overload] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
+    doubts: list[Doubt] = field(default_factory=list)
 
     def add(self, entry: Entry) -> None:
         """Append an entry; any thread may."""
@@ -243,6 +261,8 @@ class History:
                 self.findings.append(entry)
             case Cut():
                 self.cuts.append(entry)
+            case Doubt():
+                self.doubts.append(entry)
 
     def overloaded(self, began_ms: float, ended_ms: float) -> bool:
         """Whether the machine was overloaded at some time of an interval."""
@@ -259,7 +279,7 @@ class History:
     def entries(self) -> Iterable[Entry]:
         """All entries, kind by kind."""
         yield from itertools.chain(self.records, self.reads, self.faults, self.calms)
-        yield from itertools.chain(self.overloads, self.findings, self.cuts)
+        yield from itertools.chain(self.overloads, self.findings, self.cuts, self.doubts)
 
     def save(self, path: Path) -> None:
         """Write one JSON document a line."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as KafkaTopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 
 from forebay.clock import boot_ms, epoch_ms
 from forebay.store_spec import StoreSpec
@@ -112,6 +112,12 @@ class KafkaWriter:
             removed.result(_TIMEOUT_S)
 
         _insist(remove)
+
+    def add_partition(self, spec: StoreSpec) -> None:
+        """Have a store's topic of one partition more than it was created with."""
+        admin = AdminClient(self._changelog.kafka.librdkafka())
+        wanted = NewPartitions(spec.topic, spec.partitions + 1)
+        _insist(lambda: admin.create_partitions([wanted])[spec.topic].result(_TIMEOUT_S))
 
     def renew(self) -> None:
         """Write with new producers: what they know of a log's end may have been lost."""

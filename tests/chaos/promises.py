@@ -44,9 +44,13 @@ SURVIVABLE = frozenset(
 """Faults that, alone, leave every router, and a replica of each partition that is caught up."""
 OF_ROUTERS = frozenset({"kill-router", "stop-router"})
 """Faults that, alone, leave the other router."""
-OF_POSITIONS = frozenset({"position-not-reached", "position-of-another-log"})
-"""Problems of what a request or its session asks for."""
+OF_STATE = frozenset({"position-not-reached", "position-of-another-log", "partitioner-mismatch"})
+"""Problems of what a request or its session asks for, or of the store's keys, which all replicas have."""
 OUT_OF_CALM_MS = 3_000
+DOUBT_WITHIN_MS = 2_500
+"""Routers know of a doubt within this time, and so does each replica of the number of its topic's partitions."""
+DOUBT_LASTS_MS = 35_000
+"""A doubt ends within this time, in which replicas may be rebuilt, after what it was about has."""
 ANSWERED = frozenset({200, 404})
 STREAMS = frozenset({"change", "store-change"})
 """Kinds of reads that are events: their request was sent long before."""
@@ -58,12 +62,12 @@ EXPECTED = {
     412: {"lag-exceeds-tolerance", "not-active", "position-not-reached"},
     421: {"not-hosted-here"},
     429: {"overloaded"},
-    503: {"not-ready", "no-replica", "log-diverged"},
+    503: {"not-ready", "no-replica", "log-diverged", "partitioner-mismatch"},
     504: {"deadline"},
 }
 """What a correct request for what exists may be answered with; 0 stands for no answer at all.
 
-409 only once the store's log was cut.
+409 only once the store's log was cut, and ``partitioner-mismatch`` only once keys were misplaced in it.
 """
 
 KINDS = {
@@ -79,6 +83,7 @@ KINDS = {
     "disordered-list": "a list out of order, or with an item twice or from outside its range",
     "position-not-reached": "an answer that lacks what its min_position names, as all do if that was lost",
     "went-back": "a session or stream that saw less than it had seen before, as a session does after its loss",
+    "doubt-unstated": "a lag, a miss or a list of a store whose keys may be in other partitions",
     "not-active": "a read for actives only, answered by another",
     "undocumented-status": "a status or problem that no such request may be answered with",
     "unavailable": "no answer within generous bounds while all was calm, or while a single fault left a replica",

@@ -40,6 +40,9 @@ memory, in as many partitions as `--partitions` says.
 * A value that is older than its store's `ttl_ms`, and a window past its retention, must not be returned. One that
   is younger must not be missing. A value's age is that of its record, by the clock of who answers: once a worker's
   clock was ahead, misses of such a store are not judged.
+* Now and then another partitioner writes keys to a partition that is not theirs, and deletes them again. On Kafka
+  a topic also gets one partition more, until an empty one takes its place. Meanwhile no answer may state a lag, a
+  miss or a list.
 * Every figure of an answer must be within the bounds of its request.
 * After each episode of faults, every partition has its replicas again within a stated time. At the end every
   replica's keys are compared with the log.
@@ -71,8 +74,8 @@ _NOT_TESTED = """\
   read-only loses what was not synchronised.
 * Kafka's group leader as a target of its own: nothing tells which member it is. Any worker may have been it.
 * Lists so long that a router resumes them in the middle on another worker.
-* Session stores, unknown partitioners, tokens and TLS. Under load, resets of a log, and changes of a topology
-  beside the order of its sub-topologies.
+* Session stores, unknown partitioners, tokens and TLS. Resets of a log while workers run, and changes of a
+  topology beside the order of its sub-topologies.
 """
 
 

@@ -20,6 +20,7 @@ import httpx
 from examples.broker import Brokers
 from examples.ports import free_ports
 from forebay.clock import boot_ms
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay.topology import Topology
 from forebay.topology_file import load_topology
@@ -32,6 +33,7 @@ from tests.chaos.history import Calm, Fault, Finding, History
 from tests.chaos.log_cuts import KafkaLogFiles, LogCuts, LogFiles, SqliteLogFiles
 from tests.chaos.log_faults import BrokerFaults, Injury, ProxiedBroker, SqliteLogFaults
 from tests.chaos.machine import Machine
+from tests.chaos.misplaced_keys import MisplacedKeys
 from tests.chaos.planted import planted, start_elsewhere
 from tests.chaos.proxy import Proxies, Proxy
 from tests.chaos.readers import read_until, readers, store_followers
@@ -137,7 +139,8 @@ class Run:
             faults = BrokerFaults(proxied, self._proxies)
             directory = self.directory / "kafka" / "broker-1"
             files = KafkaLogFiles(kafka.brokers[0], directory, faults.breaking, writer.end, writer.renew)
-            self._deploy(kafka.url, changelog, writer, faults.injuries, files, writer.move_beginning)
+            of_kafka = (writer.move_beginning, writer.add_partition)
+            self._deploy(kafka.url, changelog, writer, faults.injuries, files, *of_kafka)
 
     def _deploy(
         self,
@@ -147,6 +150,7 @@ class Run:
         log_injuries: Mapping[str, Callable[[int], Injury]],
         files: LogFiles,
         move_beginning: Callable[[TopicPartition, int], None] | None = None,
+        add_partition: Callable[[StoreSpec], None] | None = None,
     ) -> None:
         """``url`` is the log's for workers."""
         deployment = Deployment(
@@ -168,7 +172,8 @@ class Run:
             for _ in range(ROUTERS):
                 deployment.start(deployment.add_router())
             cuts = LogCuts(deployment, writer, files, self.history.add, move_beginning)
-            faults = Faults(deployment, {**log_injuries, **cuts.injuries})
+            misplaced = MisplacedKeys(deployment, writer, changelog, self.history.add, add_partition)
+            faults = Faults(deployment, {**log_injuries, **cuts.injuries, **misplaced.injuries})
             asyncio.run(self._read_under_faults(deployment, writer, faults))
             self._find_traces(deployment)
         finally:

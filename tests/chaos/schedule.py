@@ -29,6 +29,7 @@ ON_EVERY_LOG = (
     "change-topology",
     "step-clock",
     "cold-cache",
+    "misplace-keys",
 )
 OF_SQLITE = ("lock-log", "damage-group")
 OF_KAFKA = (
@@ -40,6 +41,8 @@ OF_KAFKA = (
     "hold-broker",
     "move-beginning",
 )
+OF_KAFKA_ALONE = ("add-partition",)
+"""Never together with others: a worker that has no state of the store does not start meanwhile."""
 OF_DISKS = ("fill-disk", "read-only-disk")
 """Where disks can be mounted."""
 OF_SLOW_DISKS = ("slow-disk",)
@@ -73,13 +76,15 @@ def kinds_for(
     if log == "sqlite":
         return ON_EVERY_LOG + OF_SQLITE + further
     # Nothing tells which member Kafka's coordinator chose as the leader.
-    return tuple(kind for kind in ON_EVERY_LOG if not kind.endswith("-leader")) + OF_KAFKA + further
+    on_kafka = tuple(kind for kind in ON_EVERY_LOG if not kind.endswith("-leader"))
+    return on_kafka + OF_KAFKA + OF_KAFKA_ALONE + further
 
 
 def episodes(seed: int, kinds: Sequence[str]) -> Iterator[list[PlannedFault]]:
     """Without end: by turns one fault alone, and several together. Each kind comes before any comes again."""
     chooser = random.Random(seed)
-    alone, together = _decks(chooser, kinds), _decks(chooser, kinds)
+    sociable = [kind for kind in kinds if kind not in OF_KAFKA_ALONE]
+    alone, together = _decks(chooser, kinds), _decks(chooser, sociable or kinds)
     while True:
         yield [_planned(chooser, next(alone), 0.0)]
         chosen = {next(together) for _ in range(chooser.randint(2, MAX_TOGETHER))}

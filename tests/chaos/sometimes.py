@@ -157,6 +157,11 @@ ALL = (
     ),
     Sometimes("a key was read from disk", _finding("forebay_disk_reads_total")),
     Sometimes("a value expired", _expired),
+    Sometimes(
+        "keys in other partitions left nothing proven",
+        _problem("partitioner-mismatch"),
+        frozenset({"misplace-keys", "add-partition"}),
+    ),
     Sometimes("a session moved to another worker", _moved("key")),
     Sometimes("a stream moved to another worker", _moved("change"), _DEATHS | {"rolling-restart"}),
     Sometimes("a store's stream resumed at another worker", _store_stream_resumed),

@@ -49,6 +49,10 @@ class LogWriter(Protocol):
         """Append rows by partition, and heartbeats; returns their records, aborted ones too."""
         ...
 
+    def renew(self) -> None:
+        """Forget what is known of logs that have been cut, or replaced."""
+        ...
+
 
 class SqliteWriter:
     """Each partition's rows are a transaction; then a heartbeat goes to every partition."""
@@ -81,6 +85,9 @@ class SqliteWriter:
         beat = Heartbeat(as_of_ms, "q", batch).value()
         self._changelog.append_heartbeat(spec.topic, writer=spec.name, query_id="q", value=beat)
         return records
+
+    def renew(self) -> None:
+        """Nothing is known but what the files say."""
 
 
 def log_row(spec: StoreSpec, row: Row) -> tuple[bytes, bytes | None, int]:
@@ -159,6 +166,7 @@ class Writer:
         on_record: Callable[[Record], None],
     ) -> None:
         self._topology, self._log, self._on_record = topology, log, on_record
+        self._identity = identity
         self._batches = Batches(seed)
         self._failure: BaseException | None = None
         self._logs = {name: log_digest(identity(spec.topic)) for name, spec in topology.stores.items()}
@@ -182,6 +190,15 @@ class Writer:
         if self._failure is not None:
             raise self._failure
 
+    def write_to(self, spec: StoreSpec, partition: int, items: list[Item], *, deletes: bool = False) -> range:
+        """Write items to a partition, whether it is theirs or not, until that can be read; returns the offsets."""
+        while True:
+            with self.resting:
+                serials = [None if deletes else self._batches.serial() for _ in items]
+                records = self._append(spec, {partition: list(zip(items, serials, strict=True))})
+            if records[0].committed_ms is not None:
+                return range(records[0].offset, records[-1].offset + 1)
+
     def position(self, store: str, partition: int) -> str:
         """The token of the newest record of a partition."""
         return encode_position(Position(self._logs[store], {partition: self.ends[store].get(partition, 0)}))
@@ -189,6 +206,14 @@ class Writer:
     def lose(self, store: str, partition: int, end: int) -> None:
         """Go on after a partition has lost what was from an offset on; called while the writer rests."""
         self.ends[store][partition] = min(end, self.ends[store].get(partition, 0))
+
+    def begin_anew(self, spec: StoreSpec, reset: Callable[[], str]) -> None:
+        """Have a store's log replaced by an empty one, and go on in that."""
+        with self.resting:
+            reset()
+            self._log.renew()
+            self.ends[spec.name] = {}
+            self._logs[spec.name] = log_digest(self._identity(spec.topic))
 
     def _run(self) -> None:
         try:
