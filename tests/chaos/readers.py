@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from forebay.client import Answer, AsyncClient
+from forebay.client import Answer, AsyncClient, ReadOptions
 from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import Problem
 from forebay.position import decode_position
@@ -20,6 +20,7 @@ from tests.chaos.reading import Reading
 from tests.chaos.store_streams import ClientStoreStreamReader, StoreStreamReader
 from tests.chaos.streams import ClientStreamReader, StreamReader
 from tests.chaos.topologies import GROWN
+from tests.chaos.writer import LARGE_KEYS, key_of
 
 MAX_PAGES = 4
 """Of a list."""
@@ -127,20 +128,20 @@ async def hang_up(reading: Reading) -> None:
     Nothing is judged of it but what it leaves behind.
     """
     chooser, (_, node) = reading.chooser, reading.node()
-    key, position = reading.key("counts"), reading.writer.position("counts", 0)
+    store = chooser.choice(("counts", "counts", "large"))
+    key = reading.key(store)
+    position = reading.newest_position(store, key)
     waits = f"min_position={position}&wait_ms=5000&timeout_ms=5000"
     paths = (f"keys/{key}", f"keys/{key}?{waits}", "entries", "changes", f"keys/{key}/changes", f"entries?{waits}")
-    body = json.dumps({"keys": [reading.key("counts") for _ in range(20)]}).encode()
-    get = f"GET /v1/stores/counts/{chooser.choice(paths)} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-    post = b"POST /v1/stores/counts/batch-get HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(
-        body
-    )
+    body = json.dumps({"keys": [reading.key(store) for _ in range(20)]}).encode()
+    get = f"GET /v1/stores/{store}/{chooser.choice(paths)} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    post = f"POST /v1/stores/{store}/batch-get HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     host, _, port = node.address.rpartition(":")
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(3):
             received, sent = await asyncio.open_connection(host, int(port))
             try:
-                sent.write(chooser.choice((get, get, post + body, get[: len(get) // 2])))
+                sent.write(chooser.choice((get, get, post.encode() + body, get[: len(get) // 2])))
                 await asyncio.wait_for(
                     received.read(chooser.choice((1, 100_000))), chooser.choice((0.0, 0.02, 0.2))
                 )
@@ -150,6 +151,11 @@ async def hang_up(reading: Reading) -> None:
                     sent.transport.abort()
                 else:
                     sent.close()
+
+
+def missing_key(reading: Reading, store: str) -> str:
+    """A key that nobody writes."""
+    return key_of(store, LARGE_KEYS + reading.chooser.randrange(100))
 
 
 class SessionReader:
@@ -168,10 +174,14 @@ class SessionReader:
         async with AsyncClient(routers) as client:
             session = client.session()
             for _ in range(40):
-                read = reading.started("sessions", "key", "counts", "router", BOTH_ROUTERS, {})
-                item = (reading.key("counts"),)
+                item = (reading.chooser.choice((*[reading.key("counts")] * 4, missing_key(reading, "counts"))),)
+                options: ReadOptions = {"prefer": "any", "wait_ms": 300}
+                if reading.chooser.random() < 0.2:
+                    # Beside what the session has seen.
+                    options["min_position"] = reading.newest_position("counts", item[0])
+                read = reading.started("sessions", "key", "counts", "router", BOTH_ROUTERS, options)
                 try:
-                    found: Answer | Problem = await session.get("counts", item[0], prefer="any", wait_ms=300)
+                    found: Answer | Problem = await session.get("counts", item[0], **options)
                 except Problem as problem:
                     found = problem
                 read = replace(read, received_ms=boot_ms(), session=session_name)
@@ -188,8 +198,8 @@ class OwnAnswerReader:
     async def __call__(self, reading: Reading) -> None:
         """One key."""
         chooser, (tier, node) = reading.chooser, reading.node()
-        store = chooser.choice(("counts", "prices"))
-        key = chooser.choice((reading.key(store), f"{store[0]}{chooser.randrange(100, 200)}"))
+        store = chooser.choice(OF_KEYS)
+        key = chooser.choice((reading.key(store), missing_key(reading, store)))
         partition = reading.deployment.topology.stores[store].partition_of(key.encode())
         known = self._positions.setdefault((store, partition), deque(maxlen=_REMEMBERED))
         position, received_ms = chooser.choice(known or [("", None)])
