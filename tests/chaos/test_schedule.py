@@ -63,3 +63,14 @@ def test_a_log_is_cut_where_one_machine_has_its_files():
 def test_what_needs_disks_is_not_planned_without():
     assert {"fill-disk", "read-only-disk", "slow-disk"}.isdisjoint(kinds_for("sqlite", disks=False))
     assert "slow-disk" not in kinds_for("sqlite", slow_disks=False)
+
+
+@pytest.mark.parametrize("log", ["sqlite", "kafka"])
+def test_every_two_kinds_come_together(log):
+    """In two hundred runs of twenty episodes, each of another seed."""
+    kinds = kinds_for(log)
+    together: set[tuple[str, ...]] = set()
+    for seed in range(200):
+        for episode in itertools.islice(episodes(seed, kinds), 20):
+            together |= {*itertools.combinations(sorted({fault.kind for fault in episode}), 2)}
+    assert together == {*itertools.combinations(sorted({*kinds} - {*OF_KAFKA_ALONE}), 2)}
