@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 
 from forebay.clock import boot_ms, epoch_ms
+from forebay.errors import TopicMissing
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay.topology import Topology
@@ -53,7 +55,7 @@ def create_topics(changelog: KafkaChangelog, topology: Topology) -> None:
     for future in admin.create_topics(topics).values():
         future.result(_TIMEOUT_S)
     for spec in topology.stores.values():
-        changelog.ensure(spec)
+        _insist(functools.partial(changelog.ensure, spec))
 
 
 class KafkaWriter:
@@ -173,11 +175,16 @@ class KafkaWriter:
 
 
 def _insist(action: Callable[[], T]) -> T:
-    """Repeat what may be repeated, until its outcome is known; raises ``KafkaException`` if that is a failure."""
+    """Repeat what may be repeated, until its outcome is known; raises ``KafkaException`` if that is a failure, and
+    ``TopicMissing``."""
     end = time.monotonic() + _TIMEOUT_S
     while True:
         try:
             return action()
+        except TopicMissing:
+            # A broker that makes many partitions knows of the next topic late.
+            if time.monotonic() > end:
+                raise
         except KafkaException as error:
             cause = error.args[0]
             if cause.txn_requires_abort() or not passes(cause) or time.monotonic() > end:
