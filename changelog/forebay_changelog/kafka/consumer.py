@@ -312,7 +312,9 @@ class KafkaConsumer:
                 self._states.describing.at_once = True
         for tp, found in self._beginnings.answers():
             assigned = self._assigned.get(tp)
-            if assigned is not None and _counts(self._beginnings, assigned, assigned.beginning):
+            if assigned is None or found.offset < 0:
+                continue
+            if _counts(self._beginnings, assigned, assigned.beginning):
                 assigned.beginning = found.offset
                 self._news.add(tp)
         changed, replaced = self._states.take_answers()

@@ -31,7 +31,7 @@ class Broker:
     """The leader of a partition, as an admin client and a fetcher see it."""
 
     def __init__(self) -> None:
-        self.end, self.epoch = 0, 0
+        self.beginning, self.end, self.epoch = 0, 0, 0
         self.fetched: dict[TopicPartition, Fetched] = {}
         self.admin = SimpleNamespace(client=None)
 
@@ -42,7 +42,7 @@ class Broker:
         spec: OffsetSpec,
         level: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> dict[TopicPartition, Future[Any]]:
-        offset = 0 if spec is OffsetSpec.earliest() else self.end
+        offset = self.beginning if spec is OffsetSpec.earliest() else self.end
         return {tp: answered(SimpleNamespace(offset=offset, leader_epoch=self.epoch)) for tp in partitions}
 
     def appends(self, begin: int, end: int, epoch: int) -> None:
@@ -86,6 +86,14 @@ def consumer(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[KafkaC
 
 def polled(consumer: KafkaConsumer) -> list[Batch]:
     return [batch for _ in range(6) for batch in consumer.poll(1_000)]
+
+
+def test_a_beginning_that_is_not_known_yet_is_none(broker: Broker, consumer: KafkaConsumer) -> None:
+    """librdkafka answers -1001 for a partition that was just made: the next answer would rebuild a replica."""
+    broker.beginning = -1001
+    assert polled(consumer) == []
+    broker.beginning = 0
+    assert {batch.beginning for batch in polled(consumer)} == {0}
 
 
 def test_the_old_end_of_a_leader_that_was_replaced_is_none(broker: Broker, consumer: KafkaConsumer) -> None:
