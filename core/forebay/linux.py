@@ -8,6 +8,7 @@ import signal
 import socket
 import struct
 import sys
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _CREDENTIALS = struct.Struct("=iII")
@@ -29,6 +30,19 @@ def peer_user(connection: socket.socket) -> int | None:
     except OSError:
         return None
     return int(_CREDENTIALS.unpack(credentials)[1])
+
+
+def sync_file_system(path: Path) -> None:
+    """Make all durable that was written to a path's file system; raises ``OSError``."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if sys.platform != "linux":
+            os.sync()
+        elif ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), str(path))
+    finally:
+        os.close(descriptor)
 
 
 def module_command(module: str, *arguments: str) -> list[str]:

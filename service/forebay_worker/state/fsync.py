@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
+
+from forebay.linux import sync_file_system
+
+_MANY = 100
 
 
 def sync_directory(path: Path) -> None:
@@ -14,6 +20,22 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_directories(paths: Collection[Path]) -> None:
+    """The same for several, of which one that is gone needs none. Raises ``OSError``.
+
+    Many are synced by file system: that is one flush, where each directory would be another.
+    """
+    of_each_system: dict[int, Path] = {}
+    for path in paths:
+        with suppress(FileNotFoundError):
+            if len(paths) <= _MANY:
+                sync_directory(path)
+            else:
+                of_each_system[path.stat().st_dev] = path
+    for path in of_each_system.values():
+        sync_file_system(path)
 
 
 def create_file(path: Path) -> int:

@@ -25,7 +25,7 @@ from forebay.topology import Topology
 from forebay_worker.state import layout
 from forebay_worker.state.checkpoint_file import CheckpointFile, CheckpointFileError
 from forebay_worker.state.directory import StateDirectory, move_directory
-from forebay_worker.state.fsync import remove_durably, sync_directory, write_durably
+from forebay_worker.state.fsync import remove_durably, sync_directories, write_durably
 from forebay_worker.state.inspection import read_content
 from forebay_worker.state.relocation_plan import (
     Move,
@@ -125,12 +125,12 @@ def relocate(directory: StateDirectory, topology: Topology, step: Step = lambda 
                 step("renamed")
                 continue
             # A power failure must not keep the journal but undo an earlier rename.
-            _sync(unsynced)
+            sync_directories(unsynced)
             unsynced.clear()
             _write_journal(directory.path, flight)
             step("journal written")
             _finish(directory.path, flight, step)
-        _sync(unsynced)
+        sync_directories(unsynced)
         step("directories synced")
         for move in plan.moves:
             directory.remove_if_empty(move.source)
@@ -203,7 +203,7 @@ def _finish(state_path: Path, flight: UnfinishedMove, step: Step) -> None:
         step("renamed")
         moved = True
     # Includes what an earlier process may have created but not synced.
-    _sync({flight.source.parent, *flight.target.parents[:3]})
+    sync_directories({flight.source.parent, *flight.target.parents[:3]})
     step("directories synced")
     if not layout.is_set_aside(flight.target):
         # If someone has put a store in either place meanwhile, it is unknown whose the line is: it is dropped.
@@ -227,13 +227,6 @@ def _rename(flight: UnfinishedMove) -> set[Path]:
         raise RelocationError(f"{flight.source} belongs at {flight.target}, which exists. Move either away.")
     move_directory(flight.source, flight.target)
     return changed
-
-
-def _sync(directories: set[Path]) -> None:
-    for path in directories:
-        # A directory removed between a kill and the next start needs no syncing.
-        with suppress(FileNotFoundError):
-            sync_directory(path)
 
 
 def _write_journal(state_path: Path, flight: UnfinishedMove) -> None:

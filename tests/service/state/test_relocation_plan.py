@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.linux import sync_file_system
 from forebay.state_store import CommittedOffset
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
@@ -586,6 +587,23 @@ def test_a_move_is_journalled_and_made_durable_in_order(
         "journal removed",
         "directories synced",
     ]
+
+
+def test_very_many_moves_are_made_durable_by_one_flush(
+    directory: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 60
+    for partition in range(count):
+        put(directory, f"0_{partition}", "a")
+    where: list[int] = []
+
+    def record(path: Path) -> None:
+        where.append(len(list(directory.path.glob("1_*/rocksdb/a"))))
+        sync_file_system(path)
+
+    monkeypatch.setattr("forebay_worker.state.fsync.sync_file_system", record)
+    relocate(directory, topology("x", "a", partitions=count))
+    assert where == [count]
 
 
 def test_many_plain_moves_are_made_durable_together(
