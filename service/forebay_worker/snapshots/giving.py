@@ -19,8 +19,8 @@ from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.tasks.phases import ReplicaPhase
 
 if TYPE_CHECKING:
-    from forebay_worker.reads.staleness_check import Admission
     from forebay_worker.tasks.replica import Replica
+    from forebay_worker.tasks.replica_view import Doubt
 
 _PIECE_BYTES = 256 << 10
 PIECE_HEAD = struct.Struct(">II")
@@ -58,14 +58,14 @@ class Pace:
             return (self._free_boot_ms - now) / 1000
 
 
-def sound_store(replica: Replica, admission: Admission) -> RocksDbStore:
+def sound_store(replica: Replica, doubt: Doubt | None) -> RocksDbStore:
     """A replica's store, if a copy of it is as good as a replay; raises ``NotReady``.
 
-    That is one that is restored, consistent, without doubt, and can prove in which log it is.
+    That is one that is restored, consistent, without ``doubt``, and can prove in which log it is.
     """
     view, store, tp = replica.view, replica.view.store, replica.topic_partition
     is_sound = view.checked and view.consistent and view.proof is not None and not view.diverged
-    in_doubt = admission.doubt(view) is not None or replica.predecessor is not None
+    in_doubt = doubt is not None or replica.predecessor is not None
     if not is_sound or in_doubt or replica.phase is not ReplicaPhase.FOLLOWING or replica.failure is not None:
         raise NotReady(f"{tp} is not in a state to be copied.", retry_after_s=5)
     if not isinstance(store, RocksDbStore):

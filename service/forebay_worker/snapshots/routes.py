@@ -47,7 +47,10 @@ def add_snapshot_routes(app: FastAPI, worker: Worker, *, has_clients: bool) -> N
 
     async def take(request: Request) -> Response:
         replica = _replica_of(worker, request)
-        store, position = sound_store(replica, worker.admission), replica.view.progress.position
+        store, position = (
+            sound_store(replica, worker.admission.doubt(replica.view)),
+            replica.view.progress.position,
+        )
         name, snapshot = await asyncio.get_running_loop().run_in_executor(pool, snapshots.take, store)
         return respond(json_answer({"snapshot": name, "position": position, "files": dict(snapshot.files)}))
 

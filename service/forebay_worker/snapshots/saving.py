@@ -104,7 +104,7 @@ class SnapshotSaver:
             self._note_saved(key, newest.created_epoch_ms)
             if boot_ms() < self._due_boot_ms[key]:
                 return
-        store = sound_store(replica, self._admission)
+        store = sound_store(replica, self._admission.doubt(replica.view))
         created_epoch_ms, position = int(epoch_ms()), replica.view.progress.position
         name, checkpoint = self._snapshots.take(store)
         try:
