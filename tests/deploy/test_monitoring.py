@@ -150,6 +150,14 @@ ALERTS = [
         after="60m",
         ForebayDiskFillsUp=2,
     ),
+    # One worker was active for a partition long ago, and another one is now; of a second none is any more.
+    alerts(
+        lag("a", 0, snapshot_timestamp_seconds="-90000+0")
+        | lag("b", 0, snapshot_timestamp_seconds="0+0")
+        | lag("a", 1, snapshot_timestamp_seconds="-90000+0"),
+        after="20m",
+        ForebaySnapshotsOld=1,
+    ),
     alerts(
         {
             'forebay_router_results_total{status="200",store="s"}': "0+900",
