@@ -31,6 +31,7 @@ from forebay.store_spec import PARTITIONER_ENTRY_POINTS, StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
 from forebay.topology import SubTopology
 from forebay.topology_file import KINDS, STORE_ENTRY_POINTS, parse_topology
+from tests.support.parts import PARTS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -186,10 +187,18 @@ def test_the_modules_that_pages_name_exist():
     named = {
         (page.name, path)
         for page in DOCS.rglob("*.md")
-        for path in re.findall(r"`((?:core|service|router)/[\w/.]+)`", page.read_text())
+        for path in re.findall(rf"`((?:{'|'.join(PARTS)})/[\w/.]+)`", page.read_text())
     }
     assert len(named) > 100
     assert not [(page, path) for page, path in named if not (ROOT / path).exists()]
+
+
+def test_a_record_names_a_module_once():
+    """Where two became one, its line says what both did."""
+    for record in (DOCS / "decisions").iterdir():
+        code = record.read_text().partition("## Code")[2]
+        named = re.findall(r"\]\((\.\./\.\./[^)]+)\)", code)
+        assert len(named) == len(set(named)), record.name
 
 
 def test_every_decision_is_a_record_in_the_table():

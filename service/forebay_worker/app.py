@@ -73,10 +73,10 @@ from forebay_web.streamed_response import for_client
 from forebay_web.tickets import Tickets, ticket_key_of
 from forebay_worker.changes_routes import add_changes_routes
 from forebay_worker.metrics import WorkerMetrics
+from forebay_worker.reads.admission import Refused
 from forebay_worker.reads.key_changes import KeyChanges
 from forebay_worker.reads.keys import Batched
 from forebay_worker.reads.scans import MAX_PAGE_BYTES
-from forebay_worker.reads.staleness_check import Refused
 from forebay_worker.snapshots.routes import add_snapshot_routes
 from forebay_worker.worker import Worker
 

@@ -16,8 +16,8 @@ from forebay_web.fast_path.recogniser import RecognisedBatch, RequestTemplate
 from forebay_web.large_answers import MAX_AT_ONCE_BYTES
 from forebay_web.routes import BATCH_ROUTE, READ_ROUTES
 from forebay_worker.metrics import WorkerMetrics
+from forebay_worker.reads.admission import Refused
 from forebay_worker.reads.keys import Batched, KeyRead
-from forebay_worker.reads.staleness_check import Refused
 from forebay_worker.state.rocksdb import NotInMemory
 from forebay_worker.worker import Worker
 

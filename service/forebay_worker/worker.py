@@ -39,10 +39,10 @@ from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.member_health import HealthMonitor
 from forebay_worker.group.membership import open_membership
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
+from forebay_worker.reads.admission import Admission, BoundedWaits
 from forebay_worker.reads.disk_reads import DiskReads
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
-from forebay_worker.reads.staleness_check import Admission, BoundedWaits
 from forebay_worker.snapshots.giving import Snapshots
 from forebay_worker.snapshots.repository import SnapshotRepository
 from forebay_worker.snapshots.saving import SnapshotSaver

@@ -10,7 +10,7 @@ import pytest
 
 from forebay.clock import boot_ms
 from forebay_web.store_changes.selection import KeySelection
-from forebay_worker.reads.staleness_check import Admission
+from forebay_worker.reads.admission import Admission
 from forebay_worker.tasks.recent_changes import RecentChanges
 from tests.chaos.checker import check
 from tests.chaos.history import Followed, History, Read, Record, value_of

@@ -27,7 +27,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "record-lag-zero-where-checked",
             "a bound is checked against the lag that the answer states",
-            "forebay_worker.reads.staleness_check:Admission._hold",
+            "forebay_worker.reads.admission:Admission._hold",
             "lag := self._provable(admitted)",
             "lag := self._provable(admitted)._replace(record_lag=0)",
             "end_to_end/test_bounds.py::test_a_replica_behind_answers_within_its_lag_alone",
@@ -162,7 +162,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
             "forebay_worker.reads.values:why_unproven",
             "if doubt is not None:",
             "if False:",
-            "service/reads/test_staleness_check.py::test_misses_are_refused_where_the_log_has_other_partitions",
+            "service/reads/test_admission.py::test_misses_are_refused_where_the_log_has_other_partitions",
         ),
         Mutant(
             "miss-by-memory-alone",
@@ -175,7 +175,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "miss-in-another-partition",
             "a key is missing only where it would be",
-            "forebay_worker.reads.staleness_check:Admission.agreed_partition",
+            "forebay_worker.reads.admission:Admission.agreed_partition",
             "requested is not None and requested != found",
             "False",
             "end_to_end/test_reads.py::test_a_worker_seeks_a_key_in_no_other_partition",
@@ -217,18 +217,18 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "position-in-a-replay",
             "a position is reached by the consistent position",
-            "forebay_worker.reads.staleness_check:Admission.require_position",
+            "forebay_worker.reads.admission:Admission.require_position",
             "(view.progress.consistent_position or 0) < offset",
             "view.progress.position < offset",
-            "service/reads/test_staleness_check.py::test_a_position_is_not_reached_in_the_middle_of_a_replay",
+            "service/reads/test_admission.py::test_a_position_is_not_reached_in_the_middle_of_a_replay",
         ),
         Mutant(
             "token-of-what-was-applied",
             "a token is an upper bound of what was read",
-            "forebay_worker.reads.staleness_check:Admission._replica_info",
+            "forebay_worker.reads.admission:Admission._replica_info",
             "view.progress.applying_to",
             "view.progress.position",
-            "service/reads/test_staleness_check.py::test_a_token_covers_what_is_being_applied",
+            "service/reads/test_admission.py::test_a_token_covers_what_is_being_applied",
         ),
         Mutant(
             "applying-to-not-published",
@@ -260,14 +260,14 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
             "forebay_worker.reads.scans:Scans._reading",
             "if cursor is not None and cursor.position is not None:",
             "if False:",
-            "service/reads/test_staleness_check.py::test_a_later_page_needs_the_position_of_the_one_before",
+            "service/reads/test_admission.py::test_a_later_page_needs_the_position_of_the_one_before",
         ),
     ),
     "Read your writes": (
         Mutant(
             "position-not-required",
             "min_position is answered by a replica that has reached it",
-            "forebay_worker.reads.staleness_check:Admission.require_position",
+            "forebay_worker.reads.admission:Admission.require_position",
             "if (view.progress.consistent_position or 0) < offset:",
             "if False:",
             "end_to_end/test_bounds.py::test_a_position_of_what_is_ahead_is_not_reached_behind",
@@ -275,10 +275,10 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "position-of-any-log",
             "a position of another log is a conflict",
-            "forebay_worker.reads.staleness_check:Admission.require_position",
+            "forebay_worker.reads.admission:Admission.require_position",
             "wanted.log != log_digest(view.log)",
             "False",
-            "service/reads/test_staleness_check.py::test_a_position_of_another_log_is_a_conflict_though_it_proves_no_history",
+            "service/reads/test_admission.py::test_a_position_of_another_log_is_a_conflict_though_it_proves_no_history",
         ),
     ),
     "Availability": (
@@ -477,7 +477,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "active-without-a-lease",
             "a worker without a valid lease answers as standby",
-            "forebay_worker.reads.staleness_check:role_of",
+            "forebay_worker.reads.admission:role_of",
             "designated_boot_ms is None or now_boot_ms >= lease_until_boot_ms",
             "designated_boot_ms is None",
             "end_to_end/test_lease.py::test_a_worker_that_cannot_renew_its_lease_is_standby",
@@ -485,7 +485,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "active-at-designation",
             "an active is restoring until it reaches an end observed since its designation",
-            "forebay_worker.reads.staleness_check:role_of",
+            "forebay_worker.reads.admission:role_of",
             'end_reached is not None and end_reached >= designated_boot_ms else "restoring"',
             'designated_boot_ms is not None else "restoring"',
             "end_to_end/test_replay.py::test_a_replaying_active_is_restoring",
@@ -661,7 +661,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "lag-under-a-doubt",
             "no lag is stated while it is not known where keys are",
-            "forebay_worker.reads.staleness_check:_lag_under",
+            "forebay_worker.reads.admission:_lag_under",
             "doubt is None or doubt.is_accepted",
             "True",
             "end_to_end/test_misplaced.py::test_no_lag_is_proven_beside_misplaced_keys",

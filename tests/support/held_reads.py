@@ -13,9 +13,9 @@ from forebay.streams_metadata import StreamsMetadataState
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology_file import parse_topology
 from forebay.wire.parameters import ReadParameters
+from forebay_worker.reads.admission import Admission
 from forebay_worker.reads.disk_reads import DiskReads
 from forebay_worker.reads.keys import Batched, Reads
-from forebay_worker.reads.staleness_check import Admission
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks.replica import Replica

@@ -1,9 +1,9 @@
 """The assignor: decides which member should hold which task. A pure function, in the manner of KIP-441 and
 KIP-708.
 
-Each round computes two placements. The *intended* one is balanced and as close to the previous one as balance
-allows; it depends only on the members, absent ones included, and is its own fixpoint. The *actual* one serves
-reads now: if the intended active is not caught up, a member that is stays active while the intended one warms up,
+Each round computes two placements. The *target* is balanced and as close to the previous one as balance
+allows; it depends only on the members, absent ones included, and is its own fixpoint. The *current* one serves
+reads now: if the target's active is not caught up, a member that is stays active while the target one warms up,
 and a caught-up replica is released only once enough others are caught up. Rounds repeat until the two agree.
 
 Priorities: every task has one active > which is caught up > replicas on distinct members > balance, within one in

@@ -1,6 +1,6 @@
-"""The actual placement: what to do now on the way to the intended one, among the members that are present.
+"""The current placement: what to do now on the way to the target, among the members that are present.
 
-If the intended active is not caught up, a member that is stays active while the intended one warms up, and a
+If the target's active is not caught up, a member that is stays active while the target one warms up, and a
 caught-up replica is released only once enough others are caught up.
 """
 
@@ -20,7 +20,7 @@ _KEEPS_ACTIVE_TIMES = 2
 
 @dataclass(frozen=True)
 class Situation:
-    """The inputs for the next step towards the intended placement, by task."""
+    """The inputs for the next step towards the target, by task."""
 
     present: frozenset[str]
     degraded: frozenset[str]
@@ -68,7 +68,7 @@ class Situation:
         return self.present - self.degraded or self.present
 
     def absent(self, task: TaskId) -> int:
-        """How many of the intended holders are expected back."""
+        """How many of the target's holders are expected back."""
         return sum(name not in self.present for name in self.target[task].members)
 
 
@@ -84,7 +84,7 @@ def next_assignment(tasks: list[TaskId], now: Situation) -> dict[TaskId, Placeme
 
 
 def _placement(task: TaskId, active: str, standbys: list[str], now: Situation) -> Placement:
-    """In the order intended, so that a detour ends where it began."""
+    """In the target's order, so that a detour ends where it began."""
     order = [*now.target[task].members, *now.previous_holders(task)]
     return Placement(active, tuple(sorted(standbys, key=order.index)))
 
@@ -101,7 +101,7 @@ def _actives(tasks: list[TaskId], now: Situation) -> dict[TaskId, str]:
 
 
 def _choice(task: TaskId, now: Situation) -> list[str]:
-    """The members of which any could be active: those intended, if there is one."""
+    """The members of which any could be active: the target's, if there is one."""
     able = now.caught_up(task) or sorted(now.healthy)
     return [name for name in able if name in now.target[task].members] or able
 
@@ -124,7 +124,7 @@ def _even_choice(choices: Mapping[TaskId, list[str]], evident: Mapping[TaskId, s
 
 
 def _evident_active(task: TaskId, failing_over: bool, now: Situation) -> str | None:
-    """The intended active if it is caught up, else the previous one; if no member is, the nearest copy.
+    """The target's active if it is caught up, else the previous one; if no member is, the nearest copy.
 
     The previous one counts as nearest while it is within the acceptable lag of that, so the choice does not flap.
     """
@@ -144,7 +144,7 @@ def _evident_active(task: TaskId, failing_over: bool, now: Situation) -> str | N
 
 
 def _held_standbys(task: TaskId, active: str, now: Situation) -> list[str]:
-    """The standbys that cost nothing: the intended ones, and others that must not be released yet.
+    """The standbys that cost nothing: the target's, and others that must not be released yet.
 
     A caught-up replica stays until ``num_standby_replicas`` + 1 others are caught up, and one that seems so until
     as many others do; any other replica, until there are that many.
@@ -185,9 +185,9 @@ def _in_place(task: TaskId, standbys: list[str], now: Situation) -> list[str]:
 
 
 def _build(task: TaskId, active: str, standbys: list[str], warm_ups: int, now: Situation) -> int:
-    """Add the intended replicas that still have to be built; returns how many warm-ups that takes.
+    """Add the target's replicas that still have to be built; returns how many warm-ups that takes.
 
-    Nothing is built while an intended holder is expected back.
+    Nothing is built while a holder of the target is expected back.
     """
     if now.absent(task):
         return 0

@@ -33,7 +33,7 @@ def alike(topology: Topology, subscriptions: Mapping[str, SubscriptionInfo]) -> 
 
 
 def holders(assignment: Assignment) -> set[str]:
-    """Every member with an intended place."""
+    """Every member with a place in the target."""
     return {name for placement in assignment.target.values() for name in placement.members}
 
 

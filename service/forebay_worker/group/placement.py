@@ -15,8 +15,8 @@ class Member:
 
     ``lags`` maps each task that it has a copy of to that copy's lag in records; ``unchecked`` are those of them
     that were not compared with their logs since they were opened, so that they may prove worthless. An absent
-    member is expected back: it keeps its intended place, and gets nothing meanwhile. ``rack`` names the unit that
-    fails together with it (KIP-708).
+    member is expected back: it keeps its place in the target, and gets nothing meanwhile. ``rack`` names the unit
+    that fails together with it (KIP-708).
     """
 
     id: str
@@ -51,14 +51,14 @@ class AssignmentPolicy:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The outcome of a round: what to do now, and the intended result."""
+    """The outcome of a round: what to do now, and the target."""
 
     current: Mapping[TaskId, Placement]
     target: Mapping[TaskId, Placement]
 
     @property
     def moving(self) -> frozenset[TaskId]:
-        """The tasks that are not where they are intended to be."""
+        """The tasks that are not where the target has them."""
         return frozenset(
             task
             for task, placement in self.current.items()

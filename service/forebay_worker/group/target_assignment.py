@@ -1,4 +1,4 @@
-"""The intended placement: balanced over the members, as close to the previous one as balance and racks allow.
+"""The target placement: balanced over the members, as close to the previous one as balance and racks allow.
 
 It depends only on the members, absent ones included, and is its own fixpoint.
 """

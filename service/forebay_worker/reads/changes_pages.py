@@ -13,7 +13,7 @@ from forebay.wire.parameters import ReadParameters
 from forebay_web.store_changes.cursors import ChangesCursor
 from forebay_web.store_changes.pages import ChangesPage
 from forebay_web.store_changes.selection import KeySelection
-from forebay_worker.reads.staleness_check import Admission, Admitted
+from forebay_worker.reads.admission import Admission, Admitted
 from forebay_worker.reads.values import (
     all_unexpired,
     newest_version,

@@ -14,8 +14,8 @@ from forebay.wire.server_sent_events import Event
 from forebay_web.event_streams import Events, problem_event
 from forebay_web.follower_wakeups import wait_until
 from forebay_web.limits import Peer
+from forebay_worker.reads.admission import Admission, BoundedWaits, Refused
 from forebay_worker.reads.keys import Reads
-from forebay_worker.reads.staleness_check import Admission, BoundedWaits, Refused
 from forebay_worker.reads.values import key_document
 from forebay_worker.tasks.replica import Replica
 

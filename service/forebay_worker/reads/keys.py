@@ -22,8 +22,8 @@ from forebay.wire.batches import BatchKeys, KeyResult, key_result, read_plain, r
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.scans import require_kind
 from forebay_web.limits import Held
+from forebay_worker.reads.admission import Admission, Refused
 from forebay_worker.reads.disk_reads import DiskReads, not_in_memory
-from forebay_worker.reads.staleness_check import Admission, Refused
 from forebay_worker.reads.values import (
     KeyForm,
     KeyForms,

@@ -37,8 +37,8 @@ from forebay.wire.scan_pages import (
 )
 from forebay.wire.scans import Cursor, Scan, ScanRoute, make_scan, scan_head
 from forebay_web.large_answers import MAX_AT_ONCE_BYTES, LargeAnswer
+from forebay_worker.reads.admission import Admission, Admitted
 from forebay_worker.reads.disk_reads import DiskReads
-from forebay_worker.reads.staleness_check import Admission, Admitted
 from forebay_worker.reads.values import (
     Pair,
     all_unexpired,

@@ -19,8 +19,8 @@ from forebay_web.store_changes.cursors import ChangesCursor
 from forebay_web.store_changes.feed import PAGE_BYTES, POLLED_PAGE_BYTES
 from forebay_web.store_changes.pages import ChangesPage, PagesRequest
 from forebay_web.store_changes.selection import KeySelection
+from forebay_worker.reads.admission import Admission, Refused
 from forebay_worker.reads.changes_pages import changes_page
-from forebay_worker.reads.staleness_check import Admission, Refused
 
 _BETWEEN_READS_MS = 50.0
 """Twenty values a second of a key are more than anyone can see."""

@@ -19,7 +19,7 @@ from forebay.stored_keys import TIME_SIZE, StoredKeys, successor
 from forebay.stored_values import STAMP_SIZE, contents, decode_version, timestamp_ms_of, timestamps_ms
 from forebay.wire.batches import require_size
 from forebay.wire.parameters import ReadParameters
-from forebay_worker.reads.staleness_check import Admitted
+from forebay_worker.reads.admission import Admitted
 from forebay_worker.state.rocksdb import NotInMemory, RocksDbStore
 
 log = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""Copies of stores that workers take from each other, in place of a replay of the log."""
+"""Stores as files: copies that workers take from each other, and snapshots in a directory or object store."""

@@ -19,7 +19,7 @@ from forebay_worker.tasks.manager import TaskManager
 from forebay_worker.tasks.replica import Replica
 
 if TYPE_CHECKING:
-    from forebay_worker.reads.staleness_check import Admission
+    from forebay_worker.reads.admission import Admission
 
 log = logging.getLogger(__name__)
 

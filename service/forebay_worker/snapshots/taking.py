@@ -1,4 +1,4 @@
-"""What a worker takes: a copy of a store from another worker, file by file."""
+"""What a worker takes: a copy of a store from another worker, file by file, or else a saved snapshot."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import pytest
 
 from forebay.errors import Overloaded
 from forebay_web.limits import Limit, Peer
-from forebay_worker.reads.staleness_check import BoundedWaits
+from forebay_worker.reads.admission import BoundedWaits
 
 
 async def test_the_more_reads_wait_the_seldomer_each_is_looked_at(monkeypatch):

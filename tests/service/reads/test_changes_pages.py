@@ -15,8 +15,8 @@ from forebay_changelog import Batch
 from forebay_web.store_changes.cursors import ChangesCursor
 from forebay_web.store_changes.pages import ChangesPage
 from forebay_web.store_changes.selection import make_selection
+from forebay_worker.reads.admission import Refused
 from forebay_worker.reads.changes_pages import changes_page
-from forebay_worker.reads.staleness_check import Refused
 from forebay_worker.tasks.apply import apply_batch
 from forebay_worker.tasks.recent_changes import ChangesSince, RecentChanges
 from tests.support.held_reads import held

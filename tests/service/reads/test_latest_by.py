@@ -10,9 +10,9 @@ from forebay.stored_values import encode_version, stamp
 from forebay.task_ids import TopicPartition
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.scans import SCAN_ROUTES
+from forebay_worker.reads.admission import Refused
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
-from forebay_worker.reads.staleness_check import Refused
 from forebay_worker.tasks.replica import Replica
 from tests.support.held_reads import IN_MEMORY, MEBIBYTE, batch_of, held
 

@@ -13,8 +13,8 @@ from forebay.streams_metadata import StreamsMetadataState
 from forebay.task_ids import TaskId
 from forebay.topology_file import parse_topology
 from forebay.wire.parameters import ReadParameters
+from forebay_worker.reads.admission import Admission, Refused
 from forebay_worker.reads.keys import Reads
-from forebay_worker.reads.staleness_check import Admission, Refused
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.replica import Replica
 from tests.support.held_reads import IN_MEMORY

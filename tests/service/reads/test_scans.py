@@ -23,8 +23,8 @@ from forebay.wire.scans import SCAN_ROUTES, Cursor, ScanRoute, make_scan
 from forebay_web.large_answers import LargeAnswer
 from forebay_web.routes import READ_ROUTES
 from forebay_worker.reads import scans
+from forebay_worker.reads.admission import Admission, Refused
 from forebay_worker.reads.scans import Scans
-from forebay_worker.reads.staleness_check import Admission, Refused
 from tests.support.held_reads import IN_MEMORY, held
 
 SIZE_MS = 1_000

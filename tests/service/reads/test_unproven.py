@@ -14,8 +14,8 @@ from forebay.wire.scans import SCAN_ROUTES
 from forebay_changelog import Batch, Heartbeat
 from forebay_changelog.record_headers import heartbeat_key
 from forebay_web.routes import READ_ROUTES
+from forebay_worker.reads.admission import Admission
 from forebay_worker.reads.scans import Scans
-from forebay_worker.reads.staleness_check import Admission
 from forebay_worker.tasks.apply import apply_batch, resume
 from forebay_worker.tasks.replica import Replica
 from tests.support.held_reads import IN_MEMORY, held

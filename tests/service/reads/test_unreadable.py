@@ -7,9 +7,9 @@ import pytest
 from forebay.errors import HistoryExpired, NotReady, UnknownKey
 from forebay.wire.parameters import ENTRIES_PARAMETERS, ReadParameters, parse_parameters
 from forebay.wire.scans import SCAN_ROUTES
+from forebay_worker.reads.admission import Admission
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
-from forebay_worker.reads.staleness_check import Admission
 from forebay_worker.reads.values import miss
 from tests.support.held_reads import IN_MEMORY, batch_of, held
 

@@ -7,7 +7,7 @@ from forebay.lag import EndOffset, lag_of
 from forebay.state_store import CommittedOffset
 from forebay.task_ids import TaskId
 from forebay_changelog import Batch
-from forebay_worker.reads.staleness_check import role_of
+from forebay_worker.reads.admission import role_of
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.applier_thread import OpenTransactions
 from forebay_worker.tasks.apply import apply_batch, progress_at_open, resume

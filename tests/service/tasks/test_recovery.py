@@ -17,7 +17,7 @@ from forebay.task_ids import TopicPartition
 from forebay_changelog.sqlite import batches as sqlite_batches
 from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_changelog.sqlite.compaction import CompactionLimits
-from forebay_worker.reads.staleness_check import role_of
+from forebay_worker.reads.admission import role_of
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.store_factory import OpenedStore, StoreFactory
 from forebay_worker.tasks import bulk_restore, restoration

@@ -154,7 +154,7 @@ class KafkaMembership(Membership):
         return bool(caught_up)
 
     def _caught_up(self, mine: SubscriptionInfo) -> frozenset[TaskId]:
-        """The tasks under way to where they are intended to be whose copy here, at these offsets, is caught up."""
+        """The tasks under way to their target whose copy here, at these offsets, is caught up."""
         newest = self._newest
         if newest is None or newest.fingerprint != self._topology.fingerprint:
             return frozenset()

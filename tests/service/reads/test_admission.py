@@ -23,9 +23,9 @@ from forebay.position import Position, decode_position, encode_position, log_dig
 from forebay.wire.answers import HttpAnswer
 from forebay.wire.parameters import ENTRIES_PARAMETERS, KEY_PARAMETERS, ReadParameters, parse_parameters
 from forebay.wire.scans import SCAN_ROUTES, Cursor, make_scan
+from forebay_worker.reads.admission import Admission, Refused
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
-from forebay_worker.reads.staleness_check import Admission, Refused
 from forebay_worker.tasks.replica import Replica
 from tests.support.held_reads import IN_MEMORY, batch_of, held
 
@@ -69,7 +69,7 @@ def test_reads_of_one_moment_are_each_held_to_their_own_bounds(tmp_path, monkeyp
     admission, replica = held(tmp_path)
     progress(replica, end_offset=7)
     now_ns = int(boot_ms() * 1e6)
-    monkeypatch.setattr("forebay_worker.reads.staleness_check.time.clock_gettime_ns", lambda clock: now_ns)
+    monkeypatch.setattr("forebay_worker.reads.admission.time.clock_gettime_ns", lambda clock: now_ns)
     for query in ("", "max_record_lag=6", "max_record_lag=3", "max_record_lag=6", "max_record_lag=0"):
         if query in ("max_record_lag=3", "max_record_lag=0"):
             assert isinstance(refused(admission, query), LagExceedsTolerance)
