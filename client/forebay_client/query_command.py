@@ -45,7 +45,18 @@ def _list_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command()
+class _KeyCommand(click.Command):
+    """Says what to do with a key that looks like an option, such as a negative number."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            remedy = f"{error.message} A key that begins with a dash follows a bare --."
+            raise click.NoSuchOption(error.option_name, remedy, error.possibilities, error.ctx) from None
+
+
+@click.command(cls=_KeyCommand)
 @click.argument("store")
 @click.argument("key", required=False)
 @server_options

@@ -207,9 +207,7 @@ class StoreSpec(Retention):
 @cache
 def _fields_of_readers() -> tuple[dataclasses.Field[Any], ...]:
     """The fields of a store that matter to those who hold it."""
-    found = [item for item in dataclasses.fields(StoreSpec) if _OF_THE_WRITER not in item.metadata]
-    # Its name comes before how long it keeps what.
-    return tuple(sorted(found, key=lambda item: item.name in Retention.__dataclass_fields__))
+    return tuple(item for item in dataclasses.fields(StoreSpec) if _OF_THE_WRITER not in item.metadata)
 
 
 class _TextSpec(StoreSpec):

@@ -56,14 +56,6 @@ def kept(ranges: Iterable[UnprovenRange], oldest_end_ms: int | None) -> Unproven
     )
 
 
-def parsed(document: Any) -> UnprovenRanges:
-    """The ranges of a JSON document, a list of pairs; raises ``ValueError`` or ``TypeError``."""
-    for from_ms, to_ms in document:
-        if not isinstance(from_ms, int | None) or not isinstance(to_ms, int):
-            raise ValueError("its times are no integers")
-    return united(document)
-
-
 def _hull(first: UnprovenRange, second: UnprovenRange) -> UnprovenRange:
     return UnprovenRange(first.from_ms, max(first.to_ms, second.to_ms))
 

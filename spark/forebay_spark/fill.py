@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from forebay.errors import SinkError
+from forebay.errors import ChangelogError, SinkError
 from forebay.output import progress
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay_changelog import Changelog
+from forebay_changelog import Batch, Changelog, Consumer
 from forebay_changelog.log_reader import batches_to_end
 from forebay_spark.destinations import refusing
 from forebay_spark.store_writer import StoreWriter
@@ -94,11 +95,21 @@ def _require_meant(writer: StoreWriter, rows: int, deleted: int, max_deleted: in
         )
 
 
+def _batches(consumer: Consumer, tp: TopicPartition, spec: StoreSpec) -> Iterator[Batch]:
+    """All of a partition; raises ``SinkError`` if it cannot be read."""
+    try:
+        yield from batches_to_end(consumer, tp)
+    except ChangelogError as error:
+        raise SinkError(
+            f"{spec.name}: the log {spec.topic!r} cannot be read, so what it lacks is not known. {error}"
+        ) from error
+
+
 def _keys_of_log(session: SparkSession, changelog: Changelog, spec: StoreSpec, *, deleted: bool) -> DataFrame:
     """Every key that has a value in a store's log as it is now, and its partition.
 
     Those with a tombstone, too, if they are to be ``deleted`` again: an earlier attempt may have written it, and
-    a repeat must have every key of it. They are not live. Raises ``ChangelogError``.
+    a repeat must have every key of it. They are not live. Raises ``SinkError``.
     """
     topic_partitions = [TopicPartition(spec.topic, partition) for partition in range(spec.partitions)]
     offsets = sum(changelog.end_offsets(topic_partitions).values())
@@ -109,7 +120,7 @@ def _keys_of_log(session: SparkSession, changelog: Changelog, spec: StoreSpec, *
     ):
         for tp in topic_partitions:
             of_partition, position = keys[tp.partition], 0
-            for batch in batches_to_end(consumer, tp):
+            for batch in _batches(consumer, tp, spec):
                 for _, key, value, _, heartbeat in batch.records:
                     if heartbeat:
                         continue

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay.unproven import UnprovenRange, kept, parsed, united
+from forebay.unproven import UnprovenRange, kept, united
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,3 @@ def test_what_has_expired_is_cut_off():
     assert kept(ranges, 10) == ((9, 10), (20, 30))
     assert kept(ranges, 26) == ((25, 30),)
     assert kept(ranges, 31) == ()
-
-
-@pytest.mark.parametrize("document", [[[1]], [["a", 1]], [[1, None]], 5])
-def test_what_is_no_list_of_ranges_is_refused(document):
-    with pytest.raises((ValueError, TypeError)):
-        parsed(document)

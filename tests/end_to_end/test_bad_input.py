@@ -206,6 +206,7 @@ def test_a_query_whose_url_lacks_its_scheme():
     ("arguments", "complaint"),
     [
         (["--folow", "s"], "No such option '--folow'"),
+        (["s", "-5"], "A key that begins with a dash follows a bare --"),
         (["s", "--windws"], "Did you mean '--windows'?"),
         (["s", "k", "--max-age", "1"], "'--max-age-ms'"),
         (["s", "--limt=5"], "'--limit'"),

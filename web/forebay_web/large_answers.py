@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import msgspec
@@ -33,6 +34,7 @@ _ARRAY_16, _BIN_32 = struct.Struct(">BH"), struct.Struct(">BI")
 _ARRAY_16_TYPE, _BIN_32_TYPE = 0xDC, 0xC6
 """The type and the size of an array, and of bytes of any length, in MessagePack."""
 _ARRAY_OF_TWO = b"\x92"
+_JOINING = ThreadPoolExecutor(1, "forebay-large-answers")
 
 
 class LargeAnswer(NamedTuple):
@@ -117,11 +119,12 @@ def _frames(results: Sequence[KeyResult]) -> Iterator[bytes]:
 
 async def read_batch_frames_in_turns(pieces: Sequence[bytes], count: int) -> tuple[list[int], list[bytes]]:
     """The same as ``read_batch_frames``, for an answer that arrived in some pieces; the bodies are copied."""
-    if len(pieces) == 1:
-        statuses, bodies = read_batch_frames(pieces[0], count)
+    if sum(map(len, pieces)) <= MAX_AT_ONCE_BYTES:
+        statuses, bodies = read_batch_frames(b"".join(pieces), count)
         return statuses, list(map(bytes, bodies))
-    # In a thread: Python's lock is not held while megabytes are joined.
-    statuses, bodies = read_batch_frames(await asyncio.to_thread(b"".join, pieces), count)
+    # Python's lock is not held while megabytes are joined. Asyncio's own threads may wait for names' addresses.
+    joined = await asyncio.get_running_loop().run_in_executor(_JOINING, b"".join, pieces)
+    statuses, bodies = read_batch_frames(joined, count)
     return statuses, await in_turns(map(bytes, bodies))
 
 

@@ -111,8 +111,9 @@ def messages_to_end(consumer: Consumer, start: TopicPartition, patience_s: float
                 raise KafkaException(error)
         messages = [message for message in found if message.error() is None]
         if messages:
-            progressed_s = time.monotonic()
             yield messages
+            # What is done with them may take any time.
+            progressed_s = time.monotonic()
         if any(error.code() == KafkaError._PARTITION_EOF for error in errors):
             return
     raise KafkaException(KafkaError(KafkaError._TIMED_OUT))

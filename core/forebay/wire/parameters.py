@@ -188,7 +188,8 @@ def _integer(name: str, text: str, minimum: int = 0, maximum: int | None = None)
     if number < minimum:
         raise BadParameter(f"{name}={number} is less than {minimum}.", parameter=name)
     if maximum is not None and number > maximum:
-        raise BadParameter(f"{name}={number} is more than {maximum}.", parameter=name)
+        remedy = "; continue with the cursor" if name == "limit" else ""
+        raise BadParameter(f"{name}={number} is more than {maximum}{remedy}.", parameter=name)
     return number
 
 
