@@ -149,7 +149,7 @@ def test_version_query_and_status(cluster):
     cluster.put("numbers", {(-7).to_bytes(8, "big", signed=True): b'"minus seven"'})
     for store, key, value in (("counts", "", "empty"), ("counts", "..", "dots"), ("numbers", "-7", "minus seven")):
         wait_until(
-            lambda: forebay("query", store, key, "--url", f"http://{router}").returncode == 0,  # noqa: B023
+            lambda: forebay("query", "--url", f"http://{router}", "--", store, key).returncode == 0,  # noqa: B023
             f"the key {key!r}",
         )
         assert f'"value": "{value}"' in forebay("query", store, key, "--url", f"http://{router}").stdout

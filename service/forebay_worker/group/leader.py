@@ -108,11 +108,13 @@ class Leader:
 
     def _assigned(self, members: Sequence[Member], before: Assignment) -> Assignment:
         """Global tasks go to every member that is there, the others as the policy says."""
-        tasks = self.topology.tasks
-        own = assign([task for task in tasks if not self.topology.is_global(task)], members, before, self.policy)
+        shared_tasks = frozenset(filter(self.topology.is_global, self.topology.tasks))
+        own_tasks = frozenset(self.topology.tasks) - shared_tasks
+        own = assign(own_tasks, members, before.of(own_tasks), self.policy)
         present = [member for member in members if not member.absent]
-        everywhere = replace(self.policy, num_standby_replicas=len(present) - 1)
-        shared = assign([task for task in tasks if self.topology.is_global(task)], present, before, everywhere)
+        able = [member for member in present if member.health is not MemberHealth.EVICTED] or present
+        everywhere = replace(self.policy, num_standby_replicas=max(0, len(able) - 1))
+        shared = assign(shared_tasks, present, before.of(shared_tasks), everywhere)
         return Assignment({**own.current, **shared.current}, {**own.target, **shared.target})
 
     def lags(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from forebay.task_ids import TaskId
@@ -55,6 +55,11 @@ class Assignment:
 
     current: Mapping[TaskId, Placement]
     target: Mapping[TaskId, Placement]
+
+    def of(self, tasks: Set[TaskId]) -> Assignment:
+        """What it says of some tasks."""
+        current = {task: place for task, place in self.current.items() if task in tasks}
+        return Assignment(current, {task: place for task, place in self.target.items() if task in tasks})
 
     @property
     def moving(self) -> frozenset[TaskId]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import shutil
@@ -84,8 +85,11 @@ class Snapshots:
         # What a killed worker left holds space.
         shutil.rmtree(directory, ignore_errors=True)
 
-    def take(self, store: RocksDbStore) -> tuple[str, StoreCheckpoint]:
-        """A checkpoint of a store, and its name; raises ``Overloaded``, and what RocksDB raises."""
+    def take(self, store: RocksDbStore, *, kept: bool = False) -> tuple[str, StoreCheckpoint]:
+        """A checkpoint of a store, and its name; raises ``Overloaded``, and what RocksDB raises.
+
+        One that is ``kept`` stays until it is dropped, however long nobody reads it.
+        """
         self._drop_idle()
         name = secrets.token_hex(16)
         path = self._directory / name
@@ -96,7 +100,8 @@ class Snapshots:
         try:
             self._directory.mkdir(exist_ok=True)
             store.checkpoint(path)
-            self._taken[name] = StoreCheckpoint(path, {file.name: file.stat().st_size for file in path.iterdir()})
+            files = {file.name: file.stat().st_size for file in path.iterdir()}
+            self._taken[name] = StoreCheckpoint(path, files, math.inf if kept else boot_ms())
         except BaseException:
             self.drop(name)
             raise
@@ -107,7 +112,7 @@ class Snapshots:
         taken = self._taken.get(snapshot)
         if taken is None or file not in taken.files:
             raise UnknownPath("There is no such copy, or nobody has read it for a minute; take another.")
-        taken.used_boot_ms = boot_ms()
+        taken.used_boot_ms = max(taken.used_boot_ms, boot_ms())
         with open(taken.path / file, "rb", buffering=0) as opened:
             piece = os.pread(opened.fileno(), _PIECE_BYTES, offset)
         return PIECE_HEAD.pack(len(piece), zlib.crc32(piece)) + piece if piece else b""

@@ -10,18 +10,27 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from forebay.clock import epoch_ms, time_text
-from forebay.file_systems import open_location
-from forebay_worker.snapshots.taking import CopyFailed, CopyProgress, require_space
+from forebay.clock import boot_ms, epoch_ms, time_text
+from forebay.errors import ConfigurationError
+from forebay.file_systems import (
+    FileSystemPath,
+    open_file_system,
+    require_file_systems,
+    shown_url,
+    without_secrets,
+)
+from forebay_worker.snapshots.taking import CopyFailed, CopyProgress, all_or_none, require_space
 from forebay_worker.state.fsync import create_file, sync_directory
 
 log = logging.getLogger(__name__)
@@ -31,8 +40,11 @@ KEPT = 2
 _FORMAT = 1
 _UNNAMED_KEPT_MS = 86_400_000
 """A file that no manifest names may be of one that is being saved."""
+_CLOCK_SLACK_MS = 60_000
+"""A snapshot from further ahead is of a clock that was wrong."""
+_UNREACHABLE_FOR_MS = 60_000.0
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _PIECE_BYTES = 4 << 20
-_FILES_AT_ONCE = 4
 
 
 class SavedFile(NamedTuple):
@@ -51,6 +63,8 @@ class Manifest:
     """The next offset to apply."""
     usable_until_epoch_ms: int | None
     """Afterwards its log may lack tombstones that were written since; None if it keeps all."""
+    log: str | None
+    """The identity of its log."""
     files: Mapping[str, SavedFile]
     format: int = _FORMAT
 
@@ -63,7 +77,13 @@ class Manifest:
         files = {name: SavedFile(**file) for name, file in members["files"].items()}
         if any(name != os.path.basename(name) or name.startswith(".") for name in files):
             raise ValueError("files have names that are none")
+        if not all(_SHA256.fullmatch(file.sha256) for file in files.values()):
+            raise ValueError("files have digests that are none")
         return cls(**{**members, "files": files})
+
+    def is_of(self, log: str | None) -> bool:
+        """Whether it may be of a log, as far as both are known."""
+        return None in (log, self.log) or log == self.log
 
     def document(self) -> bytes:
         """The manifest in JSON."""
@@ -74,17 +94,36 @@ class Manifest:
 class SnapshotRepository:
     """The snapshots of an application; each method waits for the file system, in any thread.
 
-    Raises ``ConfigurationError`` if pyarrow is missing or cannot open the URL. What the file system refuses later
-    is an ``OSError``.
+    Raises ``ConfigurationError`` if pyarrow is missing or the URL is none, and later if the file system cannot be
+    opened. What that refuses is an ``OSError``.
     """
 
     def __init__(self, url: str, application_id: str) -> None:
-        self._fs, root, shown = open_location(url, "snapshots")
-        self._root, self.url = f"{root}/{application_id}", shown
+        require_file_systems(url, "snapshots")
+        self.url, self._whole_url, self._application_id = shown_url(url), url, application_id
+        self._opened: FileSystemPath | None = None
+        self._opening = threading.Lock()
+        self._unreachable_until_boot_ms = 0.0
 
-    def newest(self, store: str, partition: int) -> Manifest | None:
-        """The newest snapshot of a partition that can be read."""
-        return next((manifest for _, manifest in self._manifests(self._directory(store, partition))), None)
+    def reason(self, error: Exception) -> str:
+        """An error's text, which may contain credentials, without them."""
+        return without_secrets(error, self._whole_url) or repr(type(error))
+
+    def newest(self, store: str, partition: int, log: str | None) -> Manifest | None:
+        """The newest snapshot of a partition of a log that can be read."""
+        manifests = self._manifests(self._directory(store, partition))
+        return next((manifest for _, manifest in manifests if manifest.is_of(log)), None)
+
+    @property
+    def _fs(self) -> Any:
+        return self._place().filesystem
+
+    def _place(self) -> FileSystemPath:
+        """Opened by who first needs it: a server that is away must not delay a worker's start."""
+        with self._opening:
+            if self._opened is None:
+                self._opened = open_file_system(self._whole_url, "snapshots")
+            return self._opened
 
     def save(
         self,
@@ -110,7 +149,11 @@ class SnapshotRepository:
                 written += file.bytes
         name = f"{manifest.created_epoch_ms:015d}-{secrets.token_hex(4)}.json"
         self._write(f"{directory}/{name}", iter([manifest.document()]), pause)
-        self._remove_old(directory)
+        try:
+            self._remove_old(directory)
+        except OSError as error:
+            # As where nobody may delete. What was saved is saved.
+            log.warning("old snapshots at %s could not be removed: %s", self.url, self.reason(error))
         return written
 
     def copy(
@@ -120,8 +163,12 @@ class SnapshotRepository:
 
         Returns which, for messages, None if there is none. Raises ``OSError`` if the disk refuses.
         """
-        directory = self._directory(store, partition)
-        for name, manifest in self._readable(directory):
+        if boot_ms() < self._unreachable_until_boot_ms:
+            # Others have waited for it just now.
+            return None
+        for name, manifest in self._readable(store, partition):
+            if not manifest.is_of(progress.log):
+                continue
             if manifest.position <= progress.position:
                 return None
             if manifest.usable_until_epoch_ms is not None and epoch_ms() > manifest.usable_until_epoch_ms:
@@ -129,7 +176,7 @@ class SnapshotRepository:
                 return None
             progress.leads_to = manifest.position
             try:
-                self._load(directory, manifest, target, stopped)
+                self._load(self._directory(store, partition), manifest, target, stopped)
                 return f"the snapshot of {time_text(manifest.created_epoch_ms)} at {self.url}"
             except CopyFailed as error:
                 shutil.rmtree(target, ignore_errors=True)
@@ -139,26 +186,35 @@ class SnapshotRepository:
                     return None
         return None
 
-    def _readable(self, directory: str) -> Iterator[tuple[str, Manifest]]:
+    def _readable(self, store: str, partition: int) -> Iterator[tuple[str, Manifest]]:
         try:
-            yield from self._manifests(directory)
-        except OSError as error:
-            log.error("the snapshots at %s cannot be read: %s", self.url, error)
+            yield from self._manifests(self._directory(store, partition))
+        except (OSError, ConfigurationError) as error:
+            self._unreachable_until_boot_ms = boot_ms() + _UNREACHABLE_FOR_MS
+            log.error("the snapshots at %s cannot be read: %s", self.url, self.reason(error))
 
     def _manifests(self, directory: str) -> Iterator[tuple[str, Manifest]]:
-        """Names and manifests, the newest first; those that cannot be understood are left out."""
-        names = [file.base_name for file in self._list(directory) if file.base_name.endswith(".json")]
-        for name in sorted(names, reverse=True):
+        """Names and manifests, the newest first; those that cannot be understood are left out.
+
+        Those of a clock that was ahead come last.
+        """
+        now_name = f"{int(epoch_ms()) + _CLOCK_SLACK_MS:015d}"
+        for name in sorted(self._names(directory), key=lambda name: (name <= now_name, name), reverse=True):
             try:
                 yield name, Manifest.of(b"".join(self._read(f"{directory}/{name}")))
             except (ValueError, TypeError, KeyError, AttributeError, FileNotFoundError) as error:
                 log.warning("%s/%s is no manifest of a snapshot: %r", directory, name, error)
+
+    def _names(self, directory: str) -> list[str]:
+        return [file.base_name for file in self._list(directory) if file.base_name.endswith(".json")]
 
     def _load(self, directory: str, manifest: Manifest, target: Path, stopped: Callable[[], bool]) -> None:
         target.mkdir(parents=True)
         require_space(target, sum(file.bytes for file in manifest.files.values()))
 
         def load(name: str, file: SavedFile) -> None:
+            if stopped():
+                raise CopyFailed("it is not wanted any more")
             digest = hashlib.sha256()
             with open(create_file(target / name), "wb") as copy:
                 for piece in self._remote(f"{directory}/files/{file.sha256}"):
@@ -174,9 +230,7 @@ class SnapshotRepository:
                     self._fs.delete_file(f"{directory}/files/{file.sha256}")
                 raise CopyFailed(f"{name} is not as it was saved")
 
-        with ThreadPoolExecutor(_FILES_AT_ONCE, "forebay-copy") as pool:
-            for done in [pool.submit(load, *file) for file in manifest.files.items()]:
-                done.result()
+        all_or_none([partial(load, *file) for file in manifest.files.items()])
         sync_directory(target)
 
     def _remote(self, path: str) -> Iterator[bytes]:
@@ -184,20 +238,27 @@ class SnapshotRepository:
         try:
             yield from self._read(path)
         except OSError as error:
-            raise CopyFailed(str(error)) from error
+            raise CopyFailed(self.reason(error)) from error
 
     def _remove_old(self, directory: str) -> None:
         """Remove all but the newest, and the files that only they had."""
         manifests = list(self._manifests(directory))
+        # What is named by a manifest that a later version wrote is not known.
+        knows_all = len(manifests) == len(self._names(directory))
         for name, _ in manifests[KEPT:]:
-            self._fs.delete_file(f"{directory}/{name}")
+            self._delete(f"{directory}/{name}")
         kept = _digests(manifest for _, manifest in manifests[:KEPT])
         removed = _digests(manifest for _, manifest in manifests[KEPT:]) - kept
         until_s = (epoch_ms() - _UNNAMED_KEPT_MS) / 1000
         for file in self._list(f"{directory}/files"):
-            is_left = file.mtime is not None and file.mtime.timestamp() < until_s
+            is_left = knows_all and file.mtime is not None and file.mtime.timestamp() < until_s
             if file.base_name in removed or (file.base_name not in kept and is_left):
-                self._fs.delete_file(file.path)
+                self._delete(file.path)
+
+    def _delete(self, path: str) -> None:
+        # Another worker may have been faster.
+        with suppress(FileNotFoundError):
+            self._fs.delete_file(path)
 
     def _list(self, directory: str) -> list[Any]:
         from pyarrow.fs import FileSelector
@@ -211,13 +272,17 @@ class SnapshotRepository:
                 yield piece
 
     def _write(self, path: str, pieces: Iterator[bytes], pause: Callable[[int], None]) -> None:
+        first = next(pieces, b"")
+        # Before the file is there: a pause that ends all would leave an empty one.
+        pause(len(first))
         with self._fs.open_output_stream(path) as file:
+            file.write(first)
             for piece in pieces:
                 pause(len(piece))
                 file.write(piece)
 
     def _directory(self, store: str, partition: int) -> str:
-        return f"{self._root}/{store}/{partition}"
+        return f"{self._place().path}/{self._application_id}/{store}/{partition}"
 
 
 def _digests(manifests: Iterable[Manifest]) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -71,57 +71,67 @@ class SnapshotSaver:
                 store,
                 (number,),
             )
-            for (store, number), reason in sorted(self._failures.items())
+            for (store, number), reason in sorted(dict(self._failures).items())
         ]
 
     def _run(self) -> None:
         while not self._stopped.wait(_POLL_S):
-            for key, replica in list(self._tasks.replicas.items()):
+            replicas = self._tasks.replicas
+            for key in {*self._due_boot_ms, *self.saved_epoch_ms} - replicas.keys():
+                self._forget(key)
+            for key, replica in list(replicas.items()):
                 if self._stopped.is_set():
                     return
-                if self._admission.lag(replica)[0] != "active":
-                    for known in (self._due_boot_ms, self._digests, self._failures, self.saved_epoch_ms):
-                        known.pop(key, None)
-                elif boot_ms() >= self._due_boot_ms.get(key, 0.0):
-                    self._attempt(key, replica)
+                self._attempt(key, replica)
+
+    def _forget(self, key: Key) -> None:
+        """Of a partition that is not active here, another worker saves snapshots."""
+        for known in (self._due_boot_ms, self._digests, self._failures, self.saved_epoch_ms):
+            known.pop(key, None)
 
     def _attempt(self, key: Key, replica: Replica) -> None:
         try:
-            self._save_if_due(key, replica)
+            if self._admission.lag(replica)[0] != "active":
+                self._forget(key)
+            elif boot_ms() >= self._due_boot_ms.get(key, 0.0):
+                self._save_if_due(key, replica)
+                self._failures.pop(key, None)
         except (NotReady, Overloaded) as error:
             log.debug("%s: no snapshot now: %s", replica.topic_partition, error)
             self._due_boot_ms[key] = boot_ms() + min(self._interval_ms, 1000 * (error.retry_after_s or 1))
         except Exception as error:
             # Of pyarrow, RocksDB or the disk; reads are none of its concern.
-            self._failures[key] = str(error) or repr(error)
+            self._failures[key] = self._repository.reason(error)
             log.error("%s: no snapshot could be saved: %s", replica.topic_partition, self._failures[key])
             self._due_boot_ms[key] = boot_ms() + min(self._interval_ms, _RETRY_MS)
-        else:
-            self._failures.pop(key, None)
 
     def _save_if_due(self, key: Key, replica: Replica) -> None:
-        if key not in self.saved_epoch_ms and (newest := self._repository.newest(*key)) is not None:
-            self._note_saved(key, newest.created_epoch_ms)
-            if boot_ms() < self._due_boot_ms[key]:
-                return
         store = sound_store(replica, self._admission.doubt(replica.view))
+        log_identity = replica.view.log
+        if key not in self.saved_epoch_ms:
+            newest = self._repository.newest(*key, log_identity)
+            if newest is not None:
+                self._note_saved(key, newest.created_epoch_ms)
+                if boot_ms() < self._due_boot_ms[key]:
+                    return
         created_epoch_ms, position = int(epoch_ms()), replica.view.progress.position
-        name, checkpoint = self._snapshots.take(store)
+        name, checkpoint = self._snapshots.take(store, kept=True)
         try:
             digests, content = self._digests.get(key, {}), partial(self._content, name)
             files, seen = {}, {}
             for file, size in checkpoint.files.items():
                 status = (checkpoint.path / file).stat()
                 inode = (status.st_ino, status.st_size, status.st_mtime_ns)
-                seen[inode] = digests.get(inode) or _digest(content(file))
+                seen[inode] = digests.get(inode) or _digest(content(file), self._pause)
                 files[file] = SavedFile(seen[inode], size)
+            # Once, whatever becomes of the rest: it takes reading all of the store.
+            self._digests[key] = seen
             life_ms = replica.tombstone_life_ms
             usable_ms = None if life_ms is None else created_epoch_ms + int(TOMBSTONES_TRUSTED * life_ms)
-            manifest = Manifest(created_epoch_ms, position, usable_ms, files)
+            manifest = Manifest(created_epoch_ms, position, usable_ms, log_identity, files)
             written = self._repository.save(*key, manifest, content, self._pause)
         finally:
             self._snapshots.drop(name)
-        self._digests[key] = seen
         self._note_saved(key, created_epoch_ms)
         took = duration(epoch_ms() - created_epoch_ms)
         log.info(
@@ -130,7 +140,9 @@ class SnapshotSaver:
 
     def _note_saved(self, key: Key, created_epoch_ms: int) -> None:
         self.saved_epoch_ms[key] = created_epoch_ms
-        self._due_boot_ms[key] = boot_ms() + max(0.0, created_epoch_ms + self._interval_ms - epoch_ms())
+        left_ms = created_epoch_ms + self._interval_ms - epoch_ms()
+        # It may be of a clock that was ahead.
+        self._due_boot_ms[key] = boot_ms() + min(max(0.0, left_ms), self._interval_ms)
 
     def _content(self, snapshot: str, file: str) -> Iterator[bytes]:
         offset = 0
@@ -144,8 +156,9 @@ class SnapshotSaver:
             raise NotReady("The worker is shutting down.")
 
 
-def _digest(pieces: Iterator[bytes]) -> str:
+def _digest(pieces: Iterator[bytes], pause: Callable[[int], None]) -> str:
     digest = hashlib.sha256()
     for piece in pieces:
+        pause(len(piece))
         digest.update(piece)
     return digest.hexdigest()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +44,9 @@ class CopyFailed(Exception):
 
 @dataclass
 class CopyProgress:
-    """Which position a replica has, and to which one the copy leads that is on its way, 0 if there is none."""
+    """A replica's log and position, and to which position the copy leads that is on its way, 0 without one."""
 
+    log: str | None
     position: int
     leads_to: int = 0
 
@@ -112,9 +114,7 @@ class _Transfer:
                 raise CopyFailed("its files have names that are none")
             self.target.mkdir(parents=True)
             require_space(self.target, sum(files.values()))
-            with ThreadPoolExecutor(_FILES_AT_ONCE, "forebay-copy") as pool:
-                for done in [pool.submit(self._file, snapshot, name, size) for name, size in files.items()]:
-                    done.result()
+            all_or_none([partial(self._file, snapshot, name, size) for name, size in files.items()])
             sync_directory(self.target)
         finally:
             with suppress(httpx.HTTPError):
@@ -163,6 +163,16 @@ class _Transfer:
                     del received[:end]
         if received:
             raise CopyFailed(f"{name} ends within a piece")
+
+
+def all_or_none(copies: Sequence[Callable[[], None]]) -> None:
+    """Copy files, some at once; after one that fails no other begins, and that failure is raised."""
+    pool = ThreadPoolExecutor(_FILES_AT_ONCE, "forebay-copy")
+    try:
+        for done in [pool.submit(copy) for copy in copies]:
+            done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def require_space(directory: Path, needed_bytes: int) -> None:

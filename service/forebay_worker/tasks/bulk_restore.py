@@ -256,6 +256,7 @@ class BulkRestore:
             log.error("%s could not be copied, so its log is read: %s", _name(restoration), found)
             source = None
         if source is None:
+            restoration.copy = None
             shutil.rmtree(path, ignore_errors=True)
             return False
         self._post(CopyMade(restoration, path, source))

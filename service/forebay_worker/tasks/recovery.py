@@ -227,14 +227,13 @@ class Recovery:
         replica = restoration.replica
         tp, spec = replica.topic_partition, replica.spec
         assert self._copier is not None
-        progress = restoration.copy = CopyProgress(replica.view.progress.position)
+        progress = restoration.copy = CopyProgress(replica.view.log, replica.view.progress.position)
         source = self._copier.copy(spec.name, tp, path, stopped, progress)
         if source is None:
             return None
         try:
             committed = self._opener.check_copy(path, replica.task, spec)
         except StoreCorrupted as corrupted:
-            progress.leads_to = 0
             log.error("%s: the copy of %s is of no use: %s", tp, source, corrupted)
             return None
         return source if committed.position > progress.position else None

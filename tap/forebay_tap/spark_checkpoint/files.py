@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from forebay.errors import ConfigurationError
-from forebay.file_systems import open_location
+from forebay.file_systems import open_file_system
 from forebay_tap.spark_checkpoint.errors import CheckpointError, CheckpointUnreachable
 
 T = TypeVar("T")
@@ -137,7 +137,7 @@ def open_files(url: str) -> CheckpointFiles:
     if parts.scheme == "file":
         return LocalFiles(Path(unquote(parts.path)))
     try:
-        location = open_location(url, "tap")
+        location = open_file_system(url, "tap")
     except ConfigurationError as error:
         raise CheckpointError(str(error)) from error
     return ArrowFiles(*location)

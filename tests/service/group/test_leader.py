@@ -6,10 +6,12 @@ import pytest
 
 from forebay.streams_metadata import Generation, HostInfo
 from forebay.task_ids import TaskId
+from forebay.topology import Topology
 from forebay.topology_file import parse_topology
 from forebay_changelog.sqlite import batches as sqlite_batches
 from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.group.leader import Leader
+from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.group.messages import AssignmentInfo, Location, SubscriptionInfo
 from forebay_worker.group.placement import Assignment, AssignmentPolicy, Placement
 from forebay_worker.group.previous_assignment import assignment_to_continue, with_places_of
@@ -212,3 +214,70 @@ def test_place_of_a_non_returning_member_is_given_away(tmp_path):
 
 def placement_on(machines: dict[str, str], placement: Placement) -> frozenset[str]:
     return frozenset(machines[member] for member in placement.members)
+
+
+GLOBAL = parse_topology(
+    {
+        "application_id": "app",
+        "subtopology": [
+            {"name": "s", "partitions": 2, "store": [{"name": "a"}]},
+            {"name": "g", "partitions": 2, "global": True, "store": [{"name": "b"}]},
+        ],
+    }
+)
+
+
+def joined(topology: Topology, **healths: MemberHealth) -> dict[str, SubscriptionInfo]:
+    return {
+        name: SubscriptionInfo(name, 1, HostInfo(name, 1), topology.fingerprint, health=health)
+        for name, health in healths.items()
+    }
+
+
+def settled(
+    leader: Leader, members: dict[str, SubscriptionInfo], previous: AssignmentInfo | None
+) -> AssignmentInfo:
+    """The assignment after which nothing changes."""
+    for number in range(2, 12):
+        following = leader.next_assignment(members, {}, previous, Generation(1, number))
+        if following is None:
+            assert previous is not None
+            return previous
+        previous = following
+    raise AssertionError(previous)
+
+
+def test_global_tasks_go_to_all_and_leave_the_others_alone(tmp_path):
+    """Whoever holds one has no place among the others by that."""
+    changelog = SqliteChangelog(tmp_path)
+    for spec in GLOBAL.stores.values():
+        changelog.ensure(spec)
+    leader = Leader(GLOBAL, changelog, AssignmentPolicy(num_standby_replicas=0))
+    well = MemberHealth.HEALTHY
+    first = settled(leader, joined(GLOBAL, a=well, b=well, c=well), None).assignment
+    for partition in range(2):
+        assert len(first.current[TaskId(0, partition)].members) == 1
+        assert set(first.current[TaskId(1, partition)].members) == {"a", "b", "c"}
+    of_own = {place.active for task, place in first.target.items() if task.ordinal == 0}
+    (only_global,) = {"a", "b", "c"} - of_own
+    gone, left = sorted(of_own)
+    ill = {left: well, only_global: MemberHealth.DEGRADED}
+    after = settled(leader, joined(GLOBAL, **ill), AssignmentInfo.decode(encoded(leader, first)))
+    assert {place.active for task, place in after.assignment.target.items() if task.ordinal == 0} == {left}
+    assert gone not in {name for place in after.assignment.current.values() for name in place.members}
+
+
+def encoded(leader: Leader, assignment: Assignment) -> bytes:
+    hosts = {name: HostInfo(name, 1) for place in assignment.current.values() for name in place.members}
+    return AssignmentInfo(
+        Generation(1, 1), GLOBAL.fingerprint, hosts, assignment, dict(GLOBAL.ordinal_by_store), frozenset()
+    ).encode()
+
+
+def test_who_is_evicted_is_not_waited_for_by_global_tasks(tmp_path):
+    changelog = SqliteChangelog(tmp_path)
+    for spec in GLOBAL.stores.values():
+        changelog.ensure(spec)
+    leader = Leader(GLOBAL, changelog, AssignmentPolicy(num_standby_replicas=0))
+    well = MemberHealth.HEALTHY
+    settled(leader, joined(GLOBAL, a=well, b=well, c=MemberHealth.EVICTED), None)

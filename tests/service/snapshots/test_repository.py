@@ -1,6 +1,7 @@
 """What a repository keeps, shares and removes."""
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,11 @@ import pytest
 from forebay.clock import epoch_ms
 from forebay_worker.snapshots.repository import KEPT, Manifest, SavedFile, SnapshotRepository
 from forebay_worker.snapshots.taking import CopyProgress
+
+MANIFEST = (
+    '{"format": 1, "created_epoch_ms": 1, "position": 9, "usable_until_epoch_ms": null, "log": null, "files": '
+    '{"%s": {"sha256": "%s", "bytes": 1}}}'
+)
 
 
 class Stopped(Exception):
@@ -27,6 +33,8 @@ class Saves:
         self.root = directory / application_id / "s" / "0"
         self.repository = SnapshotRepository(f"file://{directory}", application_id)
         self.number = 0
+        self.log: str | None = "a log"
+        self.ahead_ms = 0
 
     def save(
         self, contents: dict[str, bytes], usable_until_epoch_ms: int | None = None, most: int = 1 << 30
@@ -42,11 +50,11 @@ class Saves:
                 raise Stopped
 
         files = {name: SavedFile(hashlib.sha256(it).hexdigest(), len(it)) for name, it in contents.items()}
-        manifest = Manifest(self.number, self.number, usable_until_epoch_ms, files)
+        manifest = Manifest(self.number + self.ahead_ms, self.number, usable_until_epoch_ms, self.log, files)
         return self.repository.save("s", 0, manifest, lambda name: pieces_of(contents[name]), pause)
 
     def copy(self, target: Path, beyond: int = 0) -> dict[str, bytes] | None:
-        found = self.repository.copy("s", 0, target, lambda: False, CopyProgress(beyond))
+        found = self.repository.copy("s", 0, target, lambda: False, CopyProgress(self.log, beyond))
         return None if found is None else {file.name: file.read_bytes() for file in target.iterdir()}
 
     def contents(self) -> list[bytes]:
@@ -96,16 +104,19 @@ def test_a_snapshot_that_brings_nothing_or_lacks_tombstones_is_not_taken(saves, 
         "[]",
         "{}",
         '{"format": 2}',
-        '{"format": 1, "created_epoch_ms": 1, "position": 9, "usable_until_epoch_ms": null, "files": {"../x": '
-        '{"sha256": "0", "bytes": 1}}}',
+        MANIFEST % ("../x", "0" * 64),
+        MANIFEST % ("x", "../../../../victim"),
     ],
 )
 def test_what_is_no_manifest_is_passed_over(saves, tmp_path, text):
     saves.save({"a": b"1"})
-    (saves.root / "999999999999999-x.json").write_text(text)
+    victim = tmp_path / "victim"
+    victim.write_text("nobody's business")
+    (saves.root / "000000000000002-x.json").write_text(text)
     assert saves.copy(tmp_path / "copy") == {"a": b"1"}
     saves.save({"a": b"2"})
     assert saves.copy(tmp_path / "next") == {"a": b"2"}
+    assert victim.exists()
 
 
 def test_applications_share_a_place(saves, tmp_path):
@@ -114,3 +125,62 @@ def test_applications_share_a_place(saves, tmp_path):
     assert other.copy(tmp_path / "none") is None
     other.save({"a": b"2"})
     assert saves.copy(tmp_path / "copy") == {"a": b"1"}
+
+
+def test_a_snapshot_of_another_log_is_not_taken(saves, tmp_path):
+    saves.save({"a": b"1"})
+    saves.log = "another log"
+    assert saves.copy(tmp_path / "none") is None
+    assert saves.repository.newest("s", 0, "another log") is None
+    assert saves.repository.newest("s", 0, None).position == 1
+
+
+def test_a_clock_that_was_ahead_ends_no_snapshots(saves, tmp_path):
+    saves.ahead_ms = int(epoch_ms()) + 10_000_000
+    saves.save({"a": b"ahead"})
+    saves.save({"a": b"ahead, too"})
+    saves.ahead_ms = 0
+    saves.save({"a": b"now"})
+    assert saves.copy(tmp_path / "copy") == {"a": b"now"}
+    saves.save({"a": b"next"})
+    assert saves.copy(tmp_path / "next") == {"a": b"next"}
+
+
+def test_what_a_later_version_wrote_keeps_its_files(saves):
+    saves.save({"a": b"1"})
+    stranger = saves.root / "files" / ("0" * 64)
+    stranger.write_text("named by a manifest of another format")
+    os.utime(stranger, (1, 1))
+    (saves.root / "000000000000002-x.json").write_text('{"format": 2}')
+    saves.save({"a": b"2"})
+    assert stranger.exists()
+    (saves.root / "000000000000002-x.json").unlink()
+    saves.save({"a": b"3"})
+    assert not stranger.exists()
+
+
+def test_a_save_that_may_not_remove_the_oldest_has_saved(saves, tmp_path, monkeypatch):
+    def refuse(path: str) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(saves.repository, "_delete", refuse)
+    for number in range(KEPT + 2):
+        saves.save({"a": b"%d" % number})
+    assert saves.copy(tmp_path / "copy") == {"a": b"%d" % (KEPT + 1)}
+
+
+def test_what_is_interrupted_leaves_no_empty_manifest(saves):
+    with pytest.raises(Stopped):
+        saves.save({"a": b"1234"}, most=4)
+    assert not list(saves.root.glob("*.json"))
+
+
+def test_a_file_that_is_lost_ends_the_copying_of_the_others(saves, tmp_path):
+    saves.save({f"{number:03}": b"%d" % number for number in range(200)})
+    lost = hashlib.sha256(b"0").hexdigest()
+    (saves.root / "files" / lost).unlink()
+    read: list[str] = []
+    remote = saves.repository._remote
+    saves.repository._remote = lambda path: read.append(path) or remote(path)
+    assert saves.copy(tmp_path / "copy") is None
+    assert len(read) < 100

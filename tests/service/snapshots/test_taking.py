@@ -100,7 +100,7 @@ def serving(giver: Giver) -> Iterator[HostInfo]:
 
 def copied(target: Path, *hosts: HostInfo) -> HostInfo | None:
     copier = Copier(lambda _: hosts, None, "http", ssl.create_default_context())
-    return copier.copy("s", TP, target, lambda: False, CopyProgress(0))
+    return copier.copy("s", TP, target, lambda: False, CopyProgress(None, 0))
 
 
 def content(path: Path) -> list[tuple[bytes, bytes]]:
@@ -183,7 +183,7 @@ def test_what_nobody_reads_is_dropped(tmp_path, store, monkeypatch):
 
 def test_where_a_copy_leads_is_known_while_it_is_on_its_way(tmp_path, store):
     """Others may wait for it: it is nearer to the end of the log than a replay."""
-    giver, progress, seen = Giver(Snapshots(tmp_path / "given"), store), CopyProgress(0), set()
+    giver, progress, seen = Giver(Snapshots(tmp_path / "given"), store), CopyProgress(None, 0), set()
 
     def note(body: bytes, _: int) -> bytes:
         seen.add(progress.leads_to)
