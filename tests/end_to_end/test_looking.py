@@ -152,7 +152,7 @@ def test_version_query_and_status(cluster):
             lambda: forebay("query", "--url", f"http://{router}", "--", store, key).returncode == 0,  # noqa: B023
             f"the key {key!r}",
         )
-        assert f'"value": "{value}"' in forebay("query", store, key, "--url", f"http://{router}").stdout
+        assert f'"value": "{value}"' in forebay("query", "--url", f"http://{router}", "--", store, key).stdout
     assert forebay("query", "counts", ".", "--url", f"http://{router}").returncode == 1
     table = forebay("status", "--url", f"http://{router}").stdout
     for task in ("0_0", "0_3", "1_1"):
