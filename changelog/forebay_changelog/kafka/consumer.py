@@ -312,9 +312,12 @@ class KafkaConsumer:
                 self._states.describing.at_once = True
         for tp, found in self._beginnings.answers():
             assigned = self._assigned.get(tp)
-            if assigned is None or found.offset < 0:
+            if assigned is None:
                 continue
-            if _counts(self._beginnings, assigned, assigned.beginning):
+            if found.offset < 0:
+                # Of a partition that was just made; repeated soon, as after an error.
+                self._beginnings.failed = True
+            elif _counts(self._beginnings, assigned, assigned.beginning):
                 assigned.beginning = found.offset
                 self._news.add(tp)
         changed, replaced = self._states.take_answers()

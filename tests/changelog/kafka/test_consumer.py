@@ -12,8 +12,8 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from forebay.log_epochs import EpochStart
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Batch
+from forebay_changelog.kafka import admin_polls, topic_states
 from forebay_changelog.kafka import consumer as kafka_consumer
-from forebay_changelog.kafka import topic_states
 from forebay_changelog.kafka.consumer import KafkaConsumer
 from forebay_changelog.kafka.fetcher import Fetched
 from forebay_changelog.kafka.topics import TopicState
@@ -94,6 +94,22 @@ def test_a_beginning_that_is_not_known_yet_is_none(broker: Broker, consumer: Kaf
     assert polled(consumer) == []
     broker.beginning = 0
     assert {batch.beginning for batch in polled(consumer)} == {0}
+
+
+def test_a_beginning_that_is_not_known_yet_is_soon_requested_again(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is read before it is known."""
+    monkeypatch.setattr(kafka_consumer, "_END_INTERVAL_MS", 0.0)
+    monkeypatch.setattr(kafka_consumer, "_BEGINNING_INTERVAL_MS", 1e9)
+    monkeypatch.setattr(admin_polls, "_RETRY_INTERVAL_MS", 0.0)
+    consumer = KafkaConsumer(broker, lambda: broker)  # type: ignore[arg-type, return-value]
+    consumer.assign(TP, 0)
+    broker.beginning = -1001
+    polled(consumer)
+    broker.beginning = 0
+    assert {batch.beginning for batch in polled(consumer)} == {0}
+    consumer.close()
 
 
 def test_the_old_end_of_a_leader_that_was_replaced_is_none(broker: Broker, consumer: KafkaConsumer) -> None:
