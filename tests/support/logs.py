@@ -12,6 +12,7 @@ from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Changelog, Heartbeat
 from forebay_changelog.kafka.changelog import KafkaChangelog
+from forebay_changelog.kafka.client_close import destroy_elsewhere
 from forebay_changelog.sqlite import batches as sqlite_batches
 from forebay_changelog.sqlite.changelog import SqliteChangelog
 
@@ -56,6 +57,10 @@ class KafkaLog:
     def __init__(self, changelog: KafkaChangelog) -> None:
         self.changelog = changelog
         self._producer: Producer | None = None
+
+    def __del__(self) -> None:
+        # The garbage collector may be at work in one of its threads.
+        destroy_elsewhere([self.__dict__.pop("_producer", None)])
 
     def append(
         self, spec: StoreSpec, rows: Mapping[int, Sequence[Row]], writer: str, batch: int

@@ -54,12 +54,16 @@ class Admin:
         self.client = AdminClient(dict(config), error_cb=on_error, logger=CLIENT_LOG)
 
     def __del__(self) -> None:
-        held = [self.__dict__.pop("client", None)]
-        # As the process ends, no other thread runs. One of ``threading`` would be waited for until it runs, maybe
-        # with a lock held that it needs: the garbage collector may be at work anywhere.
-        if not sys.is_finalizing():
-            with contextlib.suppress(RuntimeError):
-                _thread.start_new_thread(held.clear, ())
+        destroy_elsewhere([self.__dict__.pop("client", None)])
+
+
+def destroy_elsewhere(held: list[object]) -> None:
+    """Drop a client, to which only this list refers, in a thread of its own; for ``__del__`` of its holder."""
+    # As the process ends, no other thread runs. One of ``threading`` would be waited for until it runs, maybe
+    # with a lock held that it needs: the garbage collector may be at work anywhere.
+    if not sys.is_finalizing():
+        with contextlib.suppress(RuntimeError):
+            _thread.start_new_thread(held.clear, ())
 
 
 def close(consumer: Consumer, patience_s: float = _PATIENCE_S) -> None:

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from forebay.clock import boot_ms
 from forebay.errors import BatchConflict, ChangelogError, ChangelogUnreachable
 from forebay_changelog.base import Rows, unknown_writer
-from forebay_changelog.kafka.client_close import CLIENT_LOG
+from forebay_changelog.kafka.client_close import CLIENT_LOG, destroy_elsewhere
 from forebay_changelog.kafka.transient_errors import passes
 from forebay_changelog.kafka.url import KafkaUrl
 from forebay_changelog.kafka.writer_ownership import known_writers, take_ownership
@@ -127,6 +127,9 @@ class HeartbeatWriter:
                 return self._producer.produce(self._topic, **message)
             except BufferError:
                 self._producer.poll(_QUEUE_FULL_S)
+
+    def __del__(self) -> None:
+        destroy_elsewhere([self.__dict__.pop("_producer", None)])
 
     def supersede(self) -> BatchConflict:
         """Refuse all further heartbeats: claiming the name again would only fence the other query."""
