@@ -51,10 +51,10 @@ def test_a_server_that_says_nothing_is_not_waited_for_long(monkeypatch):
         found = open_file_system(
             f"s3://bucket/x?region=us-east-1&scheme=http&endpoint_override={endpoint}", "snapshots"
         )
-        begun_s = time.monotonic()
+        started_s = time.monotonic()
         with pytest.raises(OSError, match="bucket"):
             found.filesystem.get_file_info("bucket/x/y")
-        assert time.monotonic() - begun_s < 40
+        assert time.monotonic() - started_s < 40
         for connection in accepted:
             connection.close()
 

@@ -34,6 +34,36 @@ assert done.wait(20)
 """
 
 
+_PRODUCER_COLLECTED_IN_ITS_OWN_THREAD = """
+import gc, sys, threading, time
+from confluent_kafka import Producer
+from forebay_changelog.kafka.heartbeats import HeartbeatWriter
+from forebay_changelog.kafka.url import KafkaUrl
+
+class Holder:
+    pass
+
+gc.disable()
+done, dropped = threading.Event(), threading.Event()
+
+def token(_):
+    # The first is waited for by whoever makes the client.
+    if dropped.is_set():
+        print("collected" if gc.collect() else "nothing")
+        done.set()
+    return "t", time.time() + 2
+
+url = KafkaUrl.parse(sys.argv[1])
+holder = Holder()
+holder.itself, holder.writer = holder, HeartbeatWriter(url, "t", "w", "q")
+oauth = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "OAUTHBEARER", "oauth_cb": token}
+holder.writer._producer = Producer({"bootstrap.servers": url.bootstrap_servers, **oauth})
+del holder
+dropped.set()
+assert done.wait(20)
+"""
+
+
 _ENDED_WITH = """
 import sys
 from forebay_changelog.kafka.topics import KafkaTopics
@@ -65,6 +95,12 @@ def test_admin_client_collected_in_its_own_thread():
     """The process goes on where the garbage collector frees an admin client in the client's own thread."""
     process = ran(_COLLECTED_IN_ITS_OWN_THREAD)
     assert (process.stdout.split("\n")[:2], process.returncode) == (["not main", "collected"], 0), process.stderr
+
+
+def test_a_producer_of_heartbeats_collected_in_its_own_thread():
+    """The same where one that asks for a token is found by the garbage collector, as in a driver of Spark."""
+    process = ran(_PRODUCER_COLLECTED_IN_ITS_OWN_THREAD)
+    assert (process.stdout, process.returncode) == ("collected\n", 0), process.stderr
 
 
 def test_a_process_ends_that_still_has_an_admin_client():
