@@ -1,10 +1,12 @@
 """Snapshots in a directory or an object store, from which a whole cluster begins."""
 
+import contextlib
 import itertools
 import re
 import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -61,6 +63,19 @@ def wait_saved(cluster: Cluster, address: str) -> None:
     wait_until(lambda: len(saved(cluster, address)) > count + 1, "a snapshot", 60)
 
 
+@contextlib.contextmanager
+def saving(
+    directory: Path, options: tuple[str, ...], topology: str = TOPOLOGY, kafka: str | None = None
+) -> Iterator[tuple[Cluster, str]]:
+    """A worker that has many records and has saved them."""
+    with running_cluster(directory, topology_text=topology, kafka=kafka, worker_options=options) as cluster:
+        put_many(cluster)
+        worker = cluster.start_worker()
+        wait_level(worker)
+        wait_saved(cluster, worker)
+        yield cluster, worker
+
+
 def begin_anew(cluster: Cluster, address: str, *options: str) -> None:
     """Stop a worker and start it without its state; its process is another one then, and so needs the address."""
     cluster.kill(address, signal.SIGTERM)
@@ -72,13 +87,7 @@ def begin_anew(cluster: Cluster, address: str, *options: str) -> None:
 
 def test_a_cluster_that_lost_its_state_begins_with_a_snapshot(tmp_path, kafka):
     directory = tmp_path / "kept"
-    with running_cluster(
-        tmp_path, topology_text=TOPOLOGY, kafka=kafka, worker_options=options_of(directory)
-    ) as cluster:
-        put_many(cluster)
-        worker = cluster.start_worker()
-        wait_level(worker)
-        wait_saved(cluster, worker)
+    with saving(tmp_path, options_of(directory), kafka=kafka) as (cluster, worker):
         cluster.put("counts", {b"new": b"1", b"k000002": None})
         wait_level_of(worker, "new")
         wait_saved(cluster, worker)
@@ -110,11 +119,7 @@ def test_an_object_store_serves_as_well(tmp_path, object_store: ObjectStore, mon
     for name, value in object_store.environment.items():
         monkeypatch.setenv(name, value)
     options = ("--snapshots", f"s3://{BUCKET}/kept", *OFTEN)
-    with running_cluster(tmp_path, topology_text=TOPOLOGY, worker_options=options) as cluster:
-        put_many(cluster)
-        worker = cluster.start_worker()
-        wait_level(worker)
-        wait_saved(cluster, worker)
+    with saving(tmp_path, options) as (cluster, worker):
         begin_anew(cluster, worker)
         assert f"{BEGAN} " in log_of(cluster, worker)
         assert f"at s3://{BUCKET}/kept" in log_of(cluster, worker)
@@ -124,14 +129,7 @@ def test_an_object_store_serves_as_well(tmp_path, object_store: ObjectStore, mon
 @pytest.mark.kafka
 def test_what_the_log_no_longer_has_comes_back(tmp_path, kafka_url):
     """Of a topic that deletes by time, workers hold more than can be read again."""
-    directory = tmp_path / "kept"
-    with running_cluster(
-        tmp_path, topology_text=EXTERNAL, kafka=kafka_url, worker_options=options_of(directory)
-    ) as cluster:
-        put_many(cluster)
-        worker = cluster.start_worker()
-        wait_level(worker)
-        wait_saved(cluster, worker)
+    with saving(tmp_path, options_of(tmp_path / "kept"), EXTERNAL, kafka_url) as (cluster, worker):
         cluster.put("counts", {b"new": b"1"})
         configure(cluster, "counts", cleanup_policy="delete", retention_ms="-1")
         admin = AdminClient(cluster.changelog.kafka.librdkafka())
