@@ -36,6 +36,8 @@ MIN_BATCHES = 20
 _IN_SMALL_BATCHES = ("carrier_delays", "aircraft_last_seen", "airport_departures")
 _READS_PER_SECOND = 100
 _KEYS_AT_ONCE = 500
+_DEADLINE_S = 600
+"""Of each step, so that only a step that stands still fails: on a busy machine a first batch takes a minute."""
 _ENTRIES_A_PAGE = 20_000
 _TIMED = {
     "airport_departures": ("windows", "start_ms"),
@@ -143,11 +145,11 @@ def run_check(supervisor: Supervisor, flights: pd.DataFrame, total_slices: int) 
     router = supervisor.router
     key_url = f"{router}/v1/stores/carrier_delays/keys/{WATCHED_CARRIER}"
     reader, watcher = SteadyReader(key_url), LagWatcher(router)
-    wait_until(lambda: _answers(supervisor, key_url), f"the first answer for {WATCHED_CARRIER}", 90)
+    wait_until(lambda: _answers(supervisor, key_url), f"the first answer for {WATCHED_CARRIER}", _DEADLINE_S)
     reader.start()
     watcher.start()
     try:
-        wait_until(lambda: _alive(supervisor) and _batches(supervisor) >= 3, "the first batches", 90)
+        wait_until(lambda: _alive(supervisor) and _batches(supervisor) >= 3, "the first batches", _DEADLINE_S)
         killed = kill_active(supervisor)
         if supervisor.tapped:
             for store in supervisor.stores:
@@ -155,16 +157,18 @@ def run_check(supervisor: Supervisor, flights: pd.DataFrame, total_slices: int) 
                 supervisor.start_tap(store)
         batches_at_kill, reads_at_kill = _batches(supervisor), reader.reads
         wait_until(
-            lambda: reader.reads >= reads_at_kill + 5 * _READS_PER_SECOND, "5 s of reads after the kill", 60
+            lambda: reader.reads >= reads_at_kill + 5 * _READS_PER_SECOND,
+            "5 s of reads after the kill",
+            _DEADLINE_S,
         )
         supervisor.start_worker(killed)
         wait_until(
             lambda: _alive(supervisor) and supervisor.has_read(len(flights)),
             "the end of the replay",
-            240,
+            _DEADLINE_S,
         )
-        wait_until(_duties_written(supervisor, flights), "the last duties", 60)
-        wait_until(lambda: _caught_up(supervisor), "record lag 0 everywhere", 60)
+        wait_until(_duties_written(supervisor, flights), "the last duties", _DEADLINE_S)
+        wait_until(lambda: _caught_up(supervisor), "record lag 0 everywhere", _DEADLINE_S)
     finally:
         reader.stop()
         watcher.stop()

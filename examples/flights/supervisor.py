@@ -109,7 +109,7 @@ class Supervisor:
             ],
         )
         self.source.mkdir(exist_ok=True)
-        wait_until(self._ready, "the router's readiness", 60)
+        wait_until(self._ready, "the router's readiness", 180)
         job = self._launch("spark", [sys.executable, "-m", *self._job()], stdout=subprocess.PIPE)
         self._others["spark"] = job
         threading.Thread(target=self._follow, args=(job,), daemon=True).start()

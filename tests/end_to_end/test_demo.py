@@ -14,7 +14,7 @@ WINDOWS = 19_486
 
 @pytest.mark.spark
 @pytest.mark.chaos
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1300)
 @pytest.mark.parametrize(
     "options", [[], ["--tap"], pytest.param(["--kafka"], marks=pytest.mark.kafka)], ids=["sqlite", "tap", "kafka"]
 )
@@ -27,7 +27,7 @@ def test_the_demo_checks_out(options):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=800,
+        timeout=1200,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
