@@ -24,6 +24,8 @@ import org.apache.kafka.streams.state.ReadOnlyKeyValueStore;
 public final class TableService {
     private static final String STORE = "table";
     private static final String KEYS = "/keys/";
+    /** How many threads read, so that a read of the disk holds up no others; none for the one that answers. */
+    private static final int READERS = Integer.getInteger("readers", 0);
 
     private final KafkaStreams streams;
     private final String authorization;
@@ -52,6 +54,7 @@ public final class TableService {
         TableService service = new TableService(properties, arguments[1], arguments[2]);
         Undertow server = Undertow.builder()
                 .setIoThreads(1)
+                .setWorkerThreads(Math.max(1, READERS))
                 .addHttpListener(Integer.parseInt(arguments[0]), "127.0.0.1")
                 .setHandler(service::answer)
                 .build();
@@ -61,6 +64,10 @@ public final class TableService {
     }
 
     private void answer(HttpServerExchange exchange) {
+        if (READERS > 0 && exchange.isInIoThread()) {
+            exchange.dispatch(this::answer);
+            return;
+        }
         String path = exchange.getRequestPath();
         if (!authorization.equals(exchange.getRequestHeaders().getFirst(Headers.AUTHORIZATION))) {
             exchange.setStatusCode(401);

@@ -34,14 +34,19 @@ def topology(partitions: int, stores: Sequence[str] = (STORE,)) -> str:
 @contextlib.contextmanager
 def deployment(directory: Path, *, partitions: int = 4, **fields: Any) -> Iterator[Cluster]:
     """A cluster without processes yet; everything started ends with it."""
-    own = {"topology_text": topology(partitions), "worker_options": OPTIONS, "start_process": _start}
+    own = {"topology_text": topology(partitions), "worker_options": OPTIONS, "start_process": started}
     with running_cluster(directory, **{**own, **fields}) as cluster:
         yield cluster
 
 
-def _start(arguments: list[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Started as users start it: the start is measured too."""
-    command = [sys.executable, "-m", "forebay", *arguments]
+def started(
+    arguments: list[str],
+    log: Path,
+    environment: Mapping[str, str],
+    within: Callable[[Sequence[str]], list[str]] = list,
+) -> subprocess.Popen[bytes]:
+    """Started as users start it, since the start is measured too, by the command that ``within`` makes of that."""
+    command = within([sys.executable, "-m", "forebay", *arguments])
     with log.open("ab") as written:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=written, stderr=written, env=dict(environment)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,11 +45,14 @@ def compiled(directory: Path) -> Path:
 class TableService:
     """The service as a process over one topic, with its state in a directory.
 
-    Two threads process tasks, and two more restore them, on 2 cores; one answers requests. As a static member
-    of its group it may be killed and get its tasks back without waiting for its old session to end.
+    Two threads process tasks, and two more restore them, on 2 cores; one answers requests, or so many ``readers``
+    look up the keys. As a static member of its group it may be killed and get its tasks back without waiting for
+    its old session to end.
     """
 
-    def __init__(self, classes: Path, directory: Path, brokers: str, topic: str, partitions: int) -> None:
+    def __init__(
+        self, classes: Path, directory: Path, brokers: str, topic: str, partitions: int, readers: int = 0
+    ) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self.partitions = partitions
         group = directory.name
@@ -65,7 +68,7 @@ class TableService:
             # The table is restored from the topic itself, not from a copy.
             "topology.optimization": "all",
         }
-        self._command = [java(), "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]
+        self._command = [java(), "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", f"-Dreaders={readers}"]
         self._command += ["-Dorg.jboss.logging.provider=slf4j", "-cp", f"{classes}:{_JARS}/*", "TableService"]
         self._command += [self.address.rpartition(":")[2], topic, AUTHORIZATION]
         self._command += [f"{name}={value}" for name, value in properties.items()]
@@ -84,18 +87,18 @@ class TableService:
         assert self._process is not None
         return self._process.pid
 
-    def start(self) -> None:
-        """Start it, and wait for nothing."""
-        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL)
+    def start(self, within: Callable[[Sequence[str]], list[str]] = list) -> None:
+        """Start it, by the command that ``within`` makes of its own, and wait for nothing."""
+        self._process = subprocess.Popen(within(self._command), stdin=subprocess.DEVNULL)
 
     def end(self, number: signal.Signals) -> None:
         """Send it a signal that ends it."""
         assert self._process is not None
         self._process.send_signal(number)
-        self._process.wait(30)
+        self._process.wait(120)
         self._process = None
 
-    def restored(self, sample: Callable[[], object] = lambda: None) -> Restoration:
+    def restored(self, sample: Callable[[], object] = lambda: None, deadline_s: float = 120) -> Restoration:
         """Wait until every partition is, calling ``sample`` again and again meanwhile."""
         found: list[Restoration] = []
 
@@ -107,7 +110,7 @@ class TableService:
             found[:] = [Restoration(**json.loads(body))] if status == 200 else []
             return bool(found) and found[0].partitions == self.partitions
 
-        wait_until(every_partition, "the restoration of Kafka Streams", 120)
+        wait_until(every_partition, "the restoration of Kafka Streams", deadline_s)
         return found[0]
 
 
