@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
@@ -17,19 +17,32 @@ _THREADS = 16
 """Solid-state disks are fastest with some reads at once; RocksDB leaves Python's lock to others meanwhile."""
 _KEYS_TOGETHER = 8
 """How many values a thread holds at once, of whatever size."""
+_MAX_WAIT_S = 0.001
+"""For those that read now to read it; then another thread does."""
 _CHECK_INTERVAL_S = 1.0
+
+_Waiting = tuple[NotInMemory, Callable[[], None]]
+"""What is not in memory, and what is called once it is."""
 
 
 class DiskReads:
     """Brings what reads need into the block cache, from which they are then answered like all others.
 
     Why not the value itself: role, position and lag are those of the moment at which the answer is made.
+
+    To wake a thread, and to be woken by it, takes longer than a read of a fast disk, because all share Python's
+    lock. So one thread reads what came together, and then what came meanwhile; another is woken only for what
+    would have to wait for longer than that.
     """
 
     def __init__(self, cache_is_full: Callable[[], bool]) -> None:
         self.counts: Counter[str] = Counter()
         """Keys by store."""
         self._pool = ThreadPoolExecutor(_THREADS, "forebay-disk-read")
+        self._waiting: deque[_Waiting] = deque()
+        self._threads = 0
+        """How many read or are about to."""
+        self._is_due = False
         self._cache_is_full = cache_is_full
         self._checked_s = float("-inf")
         self._are_likely = False
@@ -44,37 +57,84 @@ class DiskReads:
     def begin(self, missing: NotInMemory, then: Callable[[], None]) -> None:
         """Have a key's block read, and ``then`` called on the event loop, whatever comes of it."""
         self.counts[missing.store.name] += 1
-        loop = asyncio.get_running_loop()
+        self._waiting.append((missing, then))
+        if not self._is_due:
+            self._is_due = True
+            loop = asyncio.get_running_loop()
+            if self._threads:
+                loop.call_later(_MAX_WAIT_S, self._wake, loop)
+            else:
+                # Not before all that this turn of the event loop lacks is known.
+                loop.call_soon(self._wake, loop)
 
-        def read() -> None:
-            _read_blocks(missing.store, [missing.key])
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have one more thread read what still waits."""
+        self._is_due = False
+        if not self._waiting:
+            return
+        if self._threads < _THREADS:
+            try:
+                self._pool.submit(self._read, loop)
+            except RuntimeError:
+                # The worker stops: what is left is read in place.
+                self._read(loop)
+            self._threads += 1
+        self._is_due = True
+        loop.call_later(_MAX_WAIT_S, self._wake, loop)
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        while some := self._next():
+            _read_blocks([missing for missing, _ in some])
             # The loop may have ended.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(then)
+                loop.call_soon_threadsafe(_call, some)
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._ended)
 
-        self._pool.submit(read)
+    def _next(self) -> list[_Waiting]:
+        some: list[_Waiting] = []
+        with contextlib.suppress(IndexError):
+            while len(some) < _KEYS_TOGETHER:
+                some.append(self._waiting.popleft())
+        return some
+
+    def _ended(self) -> None:
+        self._threads -= 1
 
     async def bring(self, sought: Iterable[tuple[StateStore, bytes]]) -> None:
         """Return once memory knows of the stored keys that reads begin at, in their stores."""
         if not self.are_likely():
             return
-        missing: defaultdict[RocksDbStore, list[bytes]] = defaultdict(list)
-        for one in await in_turns(not_in_memory(*at) for at in sought):
-            if one is not None:
-                missing[one.store].append(one.key)
-        loop = asyncio.get_running_loop()
-        reads = []
-        for store, keys in missing.items():
-            self.counts[store.name] += len(keys)
-            for at in range(0, len(keys), _KEYS_TOGETHER):
-                some = keys[at : at + _KEYS_TOGETHER]
-                reads.append(loop.run_in_executor(self._pool, _read_blocks, store, some))
-        # Those that are dropped when the worker stops are read by whoever needs them.
-        await asyncio.gather(*reads, return_exceptions=True)
+        found = await in_turns(not_in_memory(*at) for at in sought)
+        missing = [one for one in found if one is not None]
+        if missing:
+            all_read = _Countdown(len(missing))
+            for one in missing:
+                self.begin(one, all_read.one)
+            await all_read.wait()
 
     def close(self) -> None:
         """Begin no more reads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _call(some: list[_Waiting]) -> None:
+    for _, then in some:
+        then()
+
+
+class _Countdown:
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self._ended = asyncio.Event()
+
+    def one(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._ended.set()
+
+    async def wait(self) -> None:
+        await self._ended.wait()
 
 
 def not_in_memory(store: StateStore, key: bytes) -> NotInMemory | None:
@@ -89,7 +149,11 @@ def not_in_memory(store: StateStore, key: bytes) -> NotInMemory | None:
     return None
 
 
-def _read_blocks(store: RocksDbStore, keys: list[bytes]) -> None:
-    # Damage, or that the store was closed, is found and said by the read that follows.
-    with contextlib.suppress(Exception):
-        store.get_many(keys)
+def _read_blocks(some: list[NotInMemory]) -> None:
+    keys: defaultdict[RocksDbStore, list[bytes]] = defaultdict(list)
+    for missing in some:
+        keys[missing.store].append(missing.key)
+    for store, of_store in keys.items():
+        # Damage, or that the store was closed, is found and said by the read that follows.
+        with contextlib.suppress(Exception):
+            store.get_many(of_store)
