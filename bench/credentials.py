@@ -15,6 +15,13 @@ def worker_options(directory: Path) -> tuple[str, ...]:
     return ("--auth-tokens-file", str(tokens))
 
 
+def copying_options(directory: Path) -> tuple[str, ...]:
+    """Lets workers that require the token copy each other's stores."""
+    own = directory / "copying-token"
+    own.write_text(f"copies-of-{_TOKEN}")
+    return ("--snapshot-token-file", str(own))
+
+
 def router_options(directory: Path) -> tuple[str, ...]:
     """Makes a router require the token, and send it to workers."""
     return (*worker_options(directory), *sidecar_options(directory))

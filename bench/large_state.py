@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.comparison import Effort
-from bench.credentials import worker_options
+from bench.credentials import copying_options, worker_options
 from bench.deployment import STORE, ask, deployment, started, wait_caught_up
 from bench.figures import Row, Target, percentile
 from bench.kafka import application
@@ -116,7 +116,7 @@ class _Run:
         self._seconds = max(effort.seconds, _SECONDS)
         self._worker = f"127.0.0.1:{free_port()}"
         [self._spec] = cluster.topology.stores.values()
-        self._options = (*worker_options(effort.directory), *_OPTIONS)
+        self._options = (*worker_options(effort.directory), *copying_options(effort.directory), *_OPTIONS)
 
     def restores(self) -> list[Row]:
         """By replay, and then another worker's from its peer, which is read meanwhile."""
