@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
+from typing import Any
 
 from forebay.event_loop_turns import in_turns
 from forebay.state_store import StateStore
 from forebay_worker.state.rocksdb import NotInMemory, RocksDbStore
 
+log = logging.getLogger(__name__)
+
 _THREADS = 16
 """Solid-state disks are fastest with some reads at once; RocksDB leaves Python's lock to others meanwhile."""
-_KEYS_TOGETHER = 8
+_MAX_KEYS_TOGETHER = 8
 """How many values a thread holds at once, of whatever size."""
-_MAX_WAIT_S = 0.001
-"""For those that read now to read it; then another thread does."""
+_MAX_OF_A_BATCH = 64
+"""How many keys of one batch wait before those of others."""
+_PATIENCE_S = 0.001
+"""How long a thread should take for what it reads together, and the longest that the rest waits for it: then
+another thread reads too."""
 _CHECK_INTERVAL_S = 1.0
 
 _Waiting = tuple[NotInMemory, Callable[[], None]]
@@ -31,7 +38,7 @@ class DiskReads:
     Why not the value itself: role, position and lag are those of the moment at which the answer is made.
 
     To wake a thread, and to be woken by it, takes longer than a read of a fast disk, because all share Python's
-    lock. So one thread reads what came together, and then what came meanwhile; another is woken only for what
+    lock. So one thread reads what came together, and then what came meanwhile. Another is woken only for what
     would have to wait for longer than that.
     """
 
@@ -43,6 +50,9 @@ class DiskReads:
         self._threads = 0
         """How many read or are about to."""
         self._is_due = False
+        """Whether somebody will look at what waits."""
+        self._seconds_a_key = _PATIENCE_S
+        """How long a key took lately."""
         self._cache_is_full = cache_is_full
         self._checked_s = float("-inf")
         self._are_likely = False
@@ -58,48 +68,60 @@ class DiskReads:
         """Have a key's block read, and ``then`` called on the event loop, whatever comes of it."""
         self.counts[missing.store.name] += 1
         self._waiting.append((missing, then))
-        if not self._is_due:
+        loop = asyncio.get_running_loop()
+        if not self._threads:
+            # Once all that this turn of the event loop lacks is known.
+            self._threads += 1
+            loop.call_soon(self._start, loop)
+        elif not self._is_due:
             self._is_due = True
-            loop = asyncio.get_running_loop()
-            if self._threads:
-                loop.call_later(_MAX_WAIT_S, self._wake, loop)
-            else:
-                # Not before all that this turn of the event loop lacks is known.
-                loop.call_soon(self._wake, loop)
+            loop.call_later(_PATIENCE_S, self._look, loop)
 
-    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have one more thread read what still waits."""
         self._is_due = False
         if not self._waiting:
             return
         if self._threads < _THREADS:
-            try:
-                self._pool.submit(self._read, loop)
-            except RuntimeError:
-                # The worker stops: what is left is read in place.
-                self._read(loop)
             self._threads += 1
+            self._start(loop)
         self._is_due = True
-        loop.call_later(_MAX_WAIT_S, self._wake, loop)
+        loop.call_later(_PATIENCE_S, self._look, loop)
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            self._pool.submit(self._read, loop)
+        except RuntimeError:
+            # The worker stops: what is left is read in place.
+            self._read(loop)
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        while some := self._next():
-            _read_blocks([missing for missing, _ in some])
-            # The loop may have ended.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_call, some)
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(self._ended)
+        try:
+            while some := self._next():
+                began_s = perf_counter()
+                try:
+                    _read_blocks([missing for missing, _ in some])
+                finally:
+                    _tell(loop, _call, some)
+                took_s = (perf_counter() - began_s) / len(some)
+                self._seconds_a_key += (took_s - self._seconds_a_key) / 8
+        finally:
+            _tell(loop, self._ended, loop)
 
     def _next(self) -> list[_Waiting]:
+        """The next keys that a thread reads together: one after the other, so that of a slow disk it reads few."""
+        together = _PATIENCE_S / max(self._seconds_a_key, _PATIENCE_S / _MAX_KEYS_TOGETHER)
         some: list[_Waiting] = []
         with contextlib.suppress(IndexError):
-            while len(some) < _KEYS_TOGETHER:
+            while len(some) < together:
                 some.append(self._waiting.popleft())
         return some
 
-    def _ended(self) -> None:
+    def _ended(self, loop: asyncio.AbstractEventLoop) -> None:
         self._threads -= 1
+        if self._waiting and not self._threads:
+            self._threads += 1
+            self._start(loop)
 
     async def bring(self, sought: Iterable[tuple[StateStore, bytes]]) -> None:
         """Return once memory knows of the stored keys that reads begin at, in their stores."""
@@ -107,9 +129,10 @@ class DiskReads:
             return
         found = await in_turns(not_in_memory(*at) for at in sought)
         missing = [one for one in found if one is not None]
-        if missing:
-            all_read = _Countdown(len(missing))
-            for one in missing:
+        for at in range(0, len(missing), _MAX_OF_A_BATCH):
+            some = missing[at : at + _MAX_OF_A_BATCH]
+            all_read = _Countdown(len(some))
+            for one in some:
                 self.begin(one, all_read.one)
             await all_read.wait()
 
@@ -118,9 +141,18 @@ class DiskReads:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> None:
+    # The loop may have ended.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback, *arguments)
+
+
 def _call(some: list[_Waiting]) -> None:
     for _, then in some:
-        then()
+        try:
+            then()
+        except Exception:
+            log.exception("what followed a read from disk failed")
 
 
 class _Countdown:
