@@ -36,7 +36,9 @@ class PartitionCondition(Struct, frozen=True):
 
     partition: Natural
     condition: Condition
-    replicas: Annotated[list[LiveReplica], Meta(description="That which reads without bounds go to comes first.")]
+    replicas: Annotated[
+        list[LiveReplica], Meta(description="The active first, then restoring ones, then standbys.")
+    ]
 
 
 class ReplicasAnswer(Struct, frozen=True):

@@ -33,7 +33,7 @@ from forebay_console.timeline import Timeline, TimelineEvent
 from forebay_web.application import respond, responses
 from forebay_web.health.findings import findings_of, gravest_first
 from forebay_web.health.store_counts import StoreCounts
-from forebay_web.health.survey import ReplicaState, Survey, Surveyed, condition, first_replica, in_order_of_reads
+from forebay_web.health.survey import ReplicaState, Survey, Surveyed, by_role, condition, first_replica
 from forebay_web.request_guard import sees
 
 _MAX_PARTITIONS = 1_000
@@ -43,7 +43,7 @@ _DEFAULT_PARTITIONS = 200
 def partition_replicas(partition: int, replicas: Sequence[ReplicaState]) -> PartitionCondition:
     """One partition of the answer."""
     first = first_replica(replicas)
-    return PartitionCondition(partition, condition(first), [*map(_replica, in_order_of_reads(replicas))])
+    return PartitionCondition(partition, condition(first), [*map(_replica, by_role(replicas))])
 
 
 def _replica(replica: ReplicaState) -> LiveReplica:

@@ -1,4 +1,4 @@
-"""Retention: what has expired.
+"""Retention: from which time on windows, sessions, versions and values are kept.
 
 By stream time, so that everyone who has read the same stream agrees, but for ``ttl_ms``, which is by the clock.
 """

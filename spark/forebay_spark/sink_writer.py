@@ -15,9 +15,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from forebay.clock import epoch_ms
 from forebay.errors import ForebayError, SinkError
 from forebay_spark import plan
+from forebay_spark.bootstrap_check import state_mismatch
 from forebay_spark.columns import Layout
 from forebay_spark.kind_columns import columns_of
-from forebay_spark.state_mismatch import state_mismatch
 from forebay_spark.store_writer import QUERY_RUNS, StoreWriter
 from forebay_spark.write import Write
 from forebay_tap.mapping import TableMapping

@@ -1,6 +1,7 @@
 """A list over several partitions: what was read of each, and up to where all of it is known.
 
-It does no I/O. Its driver reads the pages, and says what time it is, on the boot-time clock.
+It does no I/O. Its driver reads the pages, and says what time it is, on the boot-time clock. How pages are merged
+is in ``forebay.wire.scan_pages``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers as bytes: made once, sent identically by every route of a tier."""
+"""Answers as bytes: made once, sent identically by every route of a tier; and problems read back as exceptions."""
 
 from __future__ import annotations
 

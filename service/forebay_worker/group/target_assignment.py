@@ -13,7 +13,7 @@ from forebay.task_ids import TaskId
 from forebay_worker.group.augmenting_path import AugmentingPaths
 from forebay_worker.group.placement import AssignmentPolicy, Copies, Member, Placement
 from forebay_worker.group.quotas import Demand, Quota, plan_quotas
-from forebay_worker.group.standby_spread import StandbySpread
+from forebay_worker.group.standby_exchange import StandbySpread
 
 
 def target_assignment(

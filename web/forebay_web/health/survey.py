@@ -64,7 +64,7 @@ class Condition(StrEnum):
     UNHELD = "unheld"
     """No worker that answers holds it: reads fail."""
     FAILED = "failed"
-    """The replica that reads go to first cannot apply records: answers grow old."""
+    """The replica of the best role cannot apply records: answers grow old."""
     STANDBY = "standby"
     """Only standbys answer: reads with ``require_active`` fail."""
     RESTORING = "restoring"
@@ -78,13 +78,13 @@ class Condition(StrEnum):
 
 
 def first_replica(replicas: Sequence[ReplicaState]) -> ReplicaState | None:
-    """The replica that reads without bounds go to first; None if none is live."""
+    """The replica of the best role, and of several that with the least time lag; None if none is live."""
     live = [replica for replica in replicas if replica.live]
     return min(live, key=_order) if live else None
 
 
-def in_order_of_reads(replicas: Sequence[ReplicaState]) -> list[ReplicaState]:
-    """That which reads without bounds go to comes first."""
+def by_role(replicas: Sequence[ReplicaState]) -> list[ReplicaState]:
+    """The active, restoring ones, standbys; of one role by their time lag."""
     return sorted(replicas, key=_order)
 
 
@@ -94,7 +94,7 @@ def _order(replica: ReplicaState) -> tuple[int, float, str]:
 
 
 def condition(first: ReplicaState | None) -> Condition:
-    """The condition of a partition by the replica that reads go to first."""
+    """The condition of a partition by its first replica."""
     if first is None:
         return Condition.UNHELD
     if first.failure is not None:
@@ -164,7 +164,7 @@ class Affected(NamedTuple):
 
 @dataclass
 class StoreSurvey:
-    """One store at the time of a survey: ``lag`` is the largest of the replicas that reads go to first."""
+    """One store at the time of a survey: ``lag`` is the largest of the partitions' first replicas."""
 
     store: str
     partitions: int = 0
@@ -185,7 +185,7 @@ class StoreSurvey:
     """Partitions with fewer replicas that answer than there are to be, but with one."""
     under_replicated_named: list[int] = field(default_factory=list)
     firsts: dict[int, tuple[str, str] | None] = field(default_factory=dict)
-    """By partition: host and role of the replica that reads go to first; None without any."""
+    """By partition: host and role of the first replica; None without any."""
     _pairs: dict[tuple[str, str] | None, tuple[str, str] | None] = field(default_factory=dict)
 
     def add(self, partition: int, replicas: list[ReplicaState], expected: int | None = None) -> None:
