@@ -77,7 +77,7 @@ from forebay_worker.reads.admission import Refused
 from forebay_worker.reads.key_changes import KeyChanges
 from forebay_worker.reads.keys import Batched
 from forebay_worker.reads.scans import MAX_PAGE_BYTES
-from forebay_worker.snapshots.routes import add_snapshot_routes
+from forebay_worker.snapshot_routes import add_snapshot_routes
 from forebay_worker.worker import Worker
 
 _TIME_TO_ANSWER_MS = 20

@@ -30,8 +30,9 @@ from forebay.file_systems import (
     shown_url,
     without_secrets,
 )
-from forebay_worker.snapshots.taking import CopyFailed, CopyProgress, all_or_none, require_space
+from forebay_worker.snapshots.taking import CopyFailed, all_or_none, require_space
 from forebay_worker.state.fsync import create_file, sync_directory
+from forebay_worker.tasks.restoration import CopyProgress
 
 log = logging.getLogger(__name__)
 

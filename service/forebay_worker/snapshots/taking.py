@@ -23,6 +23,7 @@ from forebay.task_ids import TopicPartition
 from forebay_web.request_guard import SNAPSHOTS_PATH
 from forebay_worker.snapshots.giving import PIECE_HEAD
 from forebay_worker.state.fsync import create_file, sync_directory
+from forebay_worker.tasks.restoration import CopyProgress
 
 if TYPE_CHECKING:
     from forebay_worker.snapshots.repository import SnapshotRepository
@@ -42,18 +43,9 @@ class CopyFailed(Exception):
     """A copy cannot be had from a worker, or what came is not what it sent."""
 
 
-@dataclass
-class CopyProgress:
-    """A replica's log and position, and to which position the copy leads that is on its way, 0 without one."""
-
-    log: str | None
-    position: int
-    leads_to: int = 0
-
-
 @dataclass(frozen=True)
-class Copier:
-    """Copies stores from those who hold them: ``holders`` names them, those to be asked first at the front."""
+class PeerCopier:
+    """The ``Copier`` of other workers' stores: ``holders`` names them, those to be asked first at the front."""
 
     holders: Callable[[TopicPartition], Sequence[HostInfo]]
     token: Callable[[], bytes] | None
@@ -65,10 +57,7 @@ class Copier:
     def copy(
         self, store: str, tp: TopicPartition, target: Path, stopped: Callable[[], bool], progress: CopyProgress
     ) -> str | None:
-        """Copy a partition of a store into a new directory; returns what was copied, None if nobody gives one.
-
-        Whoever fails costs a new beginning with the next. Raises ``OSError`` if the disk refuses.
-        """
+        """Whoever fails costs a new beginning with the next."""
         for host in self.holders(tp):
             headers = {} if self.token is None else {"authorization": self.token().decode("latin-1")}
             try:

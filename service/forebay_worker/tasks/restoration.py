@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from forebay.clock import boot_ms
-from forebay_worker.snapshots.taking import CopyProgress
+from forebay.task_ids import TopicPartition
 from forebay_worker.tasks.replica import Replica
 
 _RETRY_S = 1.0
 _MAX_DOUBLINGS = 4
 _MAX_ATTEMPTS = 5
+
+
+@dataclass
+class CopyProgress:
+    """A replica's log and position, and to which position the copy leads that is on its way, 0 without one."""
+
+    log: str | None
+    position: int
+    leads_to: int = 0
+
+
+class Copier(Protocol):
+    """Gets copies of stores from wherever there are some."""
+
+    def copy(
+        self, store: str, tp: TopicPartition, target: Path, stopped: Callable[[], bool], progress: CopyProgress
+    ) -> str | None:
+        """Copy a partition of a store into a new directory; returns what was copied, None if nobody gives one.
+
+        Raises ``OSError`` if the disk refuses.
+        """
+        ...
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 
 from forebay.clock import epoch_ms
 from forebay_worker.snapshots.repository import KEPT, Manifest, SavedFile, SnapshotRepository
-from forebay_worker.snapshots.taking import CopyProgress
+from forebay_worker.tasks.restoration import CopyProgress
 
 MANIFEST = (
     '{"format": 1, "created_epoch_ms": 1, "position": 9, "usable_until_epoch_ms": null, "log": null, "files": '

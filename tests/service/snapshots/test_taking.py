@@ -18,9 +18,10 @@ from forebay.streams_metadata import HostInfo
 from forebay.task_ids import TopicPartition
 from forebay_worker.snapshots import giving, taking
 from forebay_worker.snapshots.giving import Snapshots
-from forebay_worker.snapshots.taking import Copier, CopyProgress
+from forebay_worker.snapshots.taking import PeerCopier
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.rocksdb_memory import RocksDbMemory
+from forebay_worker.tasks.restoration import CopyProgress
 
 TP = TopicPartition("t", 0)
 
@@ -99,7 +100,7 @@ def serving(giver: Giver) -> Iterator[HostInfo]:
 
 
 def copied(target: Path, *hosts: HostInfo) -> HostInfo | None:
-    copier = Copier(lambda _: hosts, None, "http", ssl.create_default_context())
+    copier = PeerCopier(lambda _: hosts, None, "http", ssl.create_default_context())
     return copier.copy("s", TP, target, lambda: False, CopyProgress(None, 0))
 
 
@@ -191,7 +192,7 @@ def test_where_a_copy_leads_is_known_while_it_is_on_its_way(tmp_path, store):
 
     giver.spoil = note
     with serving(giver) as host:
-        copier = Copier(lambda _: [host], None, "http", ssl.create_default_context())
+        copier = PeerCopier(lambda _: [host], None, "http", ssl.create_default_context())
         copier.copy("s", TP, tmp_path / "copy", lambda: False, progress)
         assert seen == {1}
         giver.spoil = lambda body, _: body[:-1] if len(body) > 100_000 else body
