@@ -175,7 +175,7 @@ class _Run:
     def rocksdict(self) -> Reads:
         """The same files, read by threads without a worker."""
         drop_file_pages()
-        stores = [str(self._store(partition)) for partition in range(PARTITIONS)]
+        stores = [str(path) for path in store_paths(self._cluster, self._worker, PARTITIONS)]
         given = {"stores": stores, "cache_bytes": _CACHE_BYTES, "seconds": self._seconds}
         command = self._limit.command([sys.executable, "-m", "bench.rocksdict_reads"])
         found = Reads()
@@ -287,15 +287,17 @@ class _Run:
         path.write_text("\n".join(lines) + "\n")
         return path
 
-    def _store(self, partition: int) -> Path:
-        directory = StateDirectory(self._state_dir(self._worker), self._cluster.topology.application_id)
-        try:
-            return directory.store_path(TaskId(0, partition), STORE)
-        finally:
-            directory.close()
-
     def _state_dir(self, address: str) -> Path:
         return self._cluster._state_dirs[address]
+
+
+def store_paths(cluster: Cluster, worker: str, partitions: int) -> list[Path]:
+    """Where a worker that has ended keeps the partitions of the store."""
+    directory = StateDirectory(cluster._state_dirs[worker], cluster.topology.application_id)
+    try:
+        return [directory.store_path(TaskId(0, partition), STORE) for partition in range(partitions)]
+    finally:
+        directory.close()
 
 
 def _read_rows(size: Size, ours: Reads, alone: Reads, theirs: Reads) -> list[Row]:

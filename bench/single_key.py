@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from bench import opponents
+from bench import credentials, opponents
 from bench.comparison import Effort
-from bench.deployment import STORE, ask, served
+from bench.deployment import KEYS, STORE, ask, deployment, served, topology
 from bench.figures import Row, Target, interleaved
+from bench.records import records
 from bench.wrk import Requests, load
 
 CONNECTIONS = 32
@@ -45,6 +48,31 @@ def redis(effort: Effort) -> list[Row]:
         value = json.loads(ask(worker, path)[1])["value"]["text"]
         with opponents.asgi("redis_lookup", BENCH_BODY=value, BENCH_REDIS=f"redis://{server}") as lookup:
             return _row(effort, worker, path, "FastAPI + redis-py + Redis", lookup, "/keys/key", Target(30))
+
+
+def ttl(effort: Effort) -> list[Row]:
+    """What the look at each value's age costs."""
+    sides = []
+    with contextlib.ExitStack() as stack:
+        for name, field in (("without", ""), ("with", "ttl_ms = 86_400_000")):
+            directory = effort.directory / name
+            directory.mkdir()
+            text = f"{topology(4)}{field}\n"
+            worker, path = stack.enter_context(_one_key_of(directory, text))
+            sides.append(rate(effort, worker, Requests(path)))
+        without, with_ttl = interleaved(effort.rounds, *sides)
+    return [Row(f"{_OURS}, of a store with ttl_ms", "requests/s", with_ttl, "without", without, Target(0.97))]
+
+
+@contextlib.contextmanager
+def _one_key_of(directory: Path, topology_text: str) -> Iterator[tuple[str, str]]:
+    headers = {"authorization": credentials.AUTHORIZATION}
+    with deployment(directory, topology_text=topology_text, headers=headers) as cluster:
+        rows = records(KEYS)
+        cluster.put(STORE, rows)
+        worker = cluster.start_worker(None, *credentials.worker_options(directory))
+        cluster.wait_settled(worker, replicas=1)
+        yield worker, f"/v1/stores/{STORE}/keys/{next(iter(rows)).decode()}"
 
 
 def _row(
