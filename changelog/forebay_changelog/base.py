@@ -6,7 +6,7 @@ import contextlib
 import os
 import select
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -289,8 +289,12 @@ class Changelog(Protocol):
         """
         ...
 
-    def consumer(self, *, replay: bool = False) -> Consumer:
-        """A new reader; for a ``replay`` it reads one partition at a time, further ahead."""
+    def consumer(self, *, replay: bool = False, headed: Collection[str] = ()) -> Consumer:
+        """A new reader; for a ``replay`` it reads one partition at a time, further ahead.
+
+        Values of the topics that are ``headed`` come with the headers of their records, as ``headed`` of
+        ``forebay.codecs.values`` writes them.
+        """
         ...
 
     def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -16,11 +17,12 @@ from forebay.cli import worker_settings
 from forebay.clock import duration, epoch_ms, time_text
 from forebay.errors import SettingError, TopicRefused
 from forebay.output import Output, json_output, progress, quantity
-from forebay.store_spec import StoreSpec
+from forebay.store_spec import StoreSpec, headed_topics
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Changelog, Consumer, Record, Wake
 from forebay_changelog.base import Batch, Heartbeat
 from forebay_changelog.command import changelog, open_logs, store_spec
+from forebay_changelog.kafka.schemas import know_schemas
 from forebay_changelog.log_reader import batches_to_end, last_records, raise_lasting
 from forebay_changelog.record_documents import record_document, record_json, record_line
 from forebay_changelog.record_headers import writer_of
@@ -28,13 +30,14 @@ from forebay_changelog.record_headers import writer_of
 _RECORDS_PER_POLL = 1_000
 _WAIT_S = 0.5
 _LAST = 10
+_SCHEMA_WAIT_S = 10.0
 _PARTITION = click.option(
     "--partition", type=click.IntRange(min=0), help="This partition only. [default: all of them]"
 )
 
 
 @changelog.command("tail")
-@worker_settings("topology", "changelog")
+@worker_settings("topology", "changelog", "schema_registry")
 @click.argument("store")
 @_PARTITION
 @click.option("--from-beginning", is_flag=True, help="Print every record that the log still has.")
@@ -48,6 +51,7 @@ _PARTITION = click.option(
 def tail(
     topology: Path,
     changelog: str,
+    schema_registry: str | None,
     store: str,
     partition: int | None,
     from_beginning: bool,
@@ -55,13 +59,18 @@ def tail(
     follow: bool,
     output: Output,
 ) -> None:
-    """Print the records of STORE's log, partition by partition: keys and values by the store's codecs."""
+    """Print the records of STORE's log, partition by partition: keys and values by the store's codecs.
+
+    Values of avro and protobuf need --schema-registry. Headers are shown where the store keeps them.
+    """
     if from_beginning and last is not None:
         raise SettingError("--from-beginning prints all records; leave out either it or --last.")
     opened, loaded = open_logs(topology, changelog)
     spec = store_spec(loaded, store)
     topic_partitions = _topic_partitions(opened, spec, partition)
-    with _consumer(opened) as consumer:
+    directory = TemporaryDirectory(prefix="forebay-schemas-", ignore_cleanup_errors=True)
+    with directory as schemas, _consumer(opened, spec) as consumer:
+        know_schemas(schema_registry, Path(schemas), _SCHEMA_WAIT_S)
         positions = {}
         for tp in topic_partitions:
             if from_beginning:
@@ -103,7 +112,7 @@ def _follow(consumer: Consumer, positions: dict[TopicPartition, int], spec: Stor
 
 def _print(records: Sequence[Record], tp: TopicPartition, spec: StoreSpec, output: Output) -> None:
     for record in records:
-        document = record_document(spec, tp.partition, record)
+        document = record_document(spec.with_headers, tp.partition, record)
         output.show_line(record_json(document), record_line(document))
 
 
@@ -124,7 +133,7 @@ def _log_document(opened: Changelog, spec: StoreSpec, partition: int | None) -> 
     found = []
     topic_partitions = _topic_partitions(opened, spec, partition)
     offsets = sum(opened.end_offsets(topic_partitions).values())
-    with _consumer(opened, replay=True) as consumer, progress(f"reading {spec.name}", offsets) as advance:
+    with _consumer(opened, spec, replay=True) as consumer, progress(f"reading {spec.name}", offsets) as advance:
         for tp in topic_partitions:
             statistics, position = LogStatistics(tp.partition), 0
             for batch in batches_to_end(consumer, tp):
@@ -170,8 +179,8 @@ def _topic_partitions(opened: Changelog, spec: StoreSpec, partition: int | None)
 
 
 @contextlib.contextmanager
-def _consumer(opened: Changelog, *, replay: bool = False) -> Iterator[Consumer]:
-    consumer = opened.consumer(replay=replay)
+def _consumer(opened: Changelog, spec: StoreSpec, *, replay: bool = False) -> Iterator[Consumer]:
+    consumer = opened.consumer(replay=replay, headed=headed_topics([spec]))
     try:
         yield consumer
     finally:

@@ -11,7 +11,7 @@ import msgspec
 
 from forebay.clock import time_text
 from forebay.codecs.keys import KeyCodec
-from forebay.codecs.values import ValueCodec
+from forebay.codecs.values import ValueCodec, without_headers
 from forebay.errors import SchemaUnavailable
 from forebay.store_spec import StoreSpec
 from forebay_changelog.base import Heartbeat, Record
@@ -72,7 +72,7 @@ def _decoded(name: str, codec: KeyCodec | ValueCodec, raw: bytes) -> dict[str, A
     except SchemaUnavailable as unavailable:
         fault = unavailable.detail
     if fault is not None:
-        return {f"{name}_base64": _base64(raw), "fault": fault}
+        return {f"{name}_base64": _base64(without_headers(codec, raw)), "fault": fault}
     # Line ends are white space in JSON, and a document takes one line.
     return {name: JsonText(codec.to_json(raw).decode().replace("\n", " ").replace("\r", " "))}
 

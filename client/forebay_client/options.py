@@ -43,6 +43,8 @@ class ReadOptions(TypedDict, total=False):
     prefer: Prefer
     """``"any"`` lets a router spread reads over all replicas within the bounds, or those of its rack if it has
     one; ``"active"`` asks the active first."""
+    headers: bool
+    """Have the headers of the record that wrote a value, of stores with ``record_headers = true``."""
     min_position: str
     """Position token of an answer or of a sink's batch: read at least that."""
     wait_ms: int

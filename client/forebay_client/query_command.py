@@ -251,4 +251,5 @@ def _key_value(server: Server, store: str, key: str) -> Any:
 
 def _answer_document(change: Answer | ReplicaInfo) -> dict[str, Any]:
     members = vars(change) if isinstance(change, Answer) else change._asdict()
-    return {**members, "lag": change.lag.document()}
+    # Which this command does not ask for.
+    return {name: value for name, value in members.items() if name != "headers"} | {"lag": change.lag.document()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ def _with_floats(key: Any) -> Any:
 
 T = TypeVar("T")
 Document = Mapping[str, Any]
+Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
+"""The headers of a record, in their order: name and content of each."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class Answer:
     lag: Lag
     schema_id: int | None = None
     """The schema that a registry has for the value, of stores whose values carry it."""
+    headers: Headers = ()
+    """With ``headers=True``, those of the record that wrote it."""
 
 
 Change: TypeAlias = Answer | ReplicaInfo | Problem
@@ -92,6 +97,7 @@ class Entry:
     value: Any
     timestamp_ms: int
     schema_id: int | None = None
+    headers: Headers = ()
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,7 @@ class Window:
     value: Any
     timestamp_ms: int
     schema_id: int | None = None
+    headers: Headers = ()
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,7 @@ class SessionWindow:
     value: Any
     timestamp_ms: int
     schema_id: int | None = None
+    headers: Headers = ()
 
 
 @dataclass(frozen=True)
@@ -127,6 +135,7 @@ class Version:
     value: Any
     timestamp_ms: int
     schema_id: int | None = None
+    headers: Headers = ()
 
 
 @dataclass(frozen=True)
@@ -185,7 +194,20 @@ def lag_of(document: Document) -> Lag:
 def answer_of(document: Document) -> Answer:
     """The answer in a document."""
     store, key, value, timestamp_ms = (document[name] for name in ("store", "key", "value", "timestamp_ms"))
-    return Answer(store, key, value, timestamp_ms, *provenance_of(document), document.get("schema_id"))
+    schema_id, headers = document.get("schema_id"), headers_of(document)
+    return Answer(store, key, value, timestamp_ms, *provenance_of(document), schema_id, headers)
+
+
+def headers_of(document: Document) -> Headers:
+    """The headers in a document, none if it has no such member."""
+    return tuple([(header["name"], _content(header)) for header in document.get("headers", ())])
+
+
+def _content(header: Document) -> bytes | None:
+    if "value_base64" in header:
+        return base64.b64decode(header["value_base64"])
+    value: str | None = header["value"]
+    return None if value is None else value.encode()
 
 
 def replica_lag_of(row: Document) -> ReplicaLag:
@@ -218,11 +240,12 @@ def provenance_of(document: Document) -> ReplicaInfo:
 
 def page_of(document: Document, items: str, kind: type[T]) -> Page[T]:
     """The page in a document; the items in its member ``items`` become ``kind``, a dataclass."""
-    # A list of one key gives the key once, beside the items. Few values carry the id of a schema.
+    # A list of one key gives the key once, beside the items. Few values carry the id of a schema, or headers.
     shared = {"key": document.get("key"), "schema_id": None}
     names = kind.__match_args__  # type: ignore[attr-defined]
+    found = [{**shared, **item, "headers": headers_of(item)} for item in document[items]]
     return Page(
-        items=tuple([kind(*({**shared, **item}[name] for name in names)) for item in document[items]]),
+        items=tuple([kind(*(item[name] for name in names)) for item in found]),
         cursor=document["next"],
         lag=lag_of(document),
         partitions=tuple([provenance_of(partition) for partition in document["partitions"]]),

@@ -14,7 +14,16 @@ from forebay.store_spec import StoreSpec
 from forebay.wire.answers import ReplicaInfo, problem_of
 from forebay.wire.server_sent_events import Event
 from forebay_client.options import ReadOptions, check, epoch_ms_of
-from forebay_client.results import ITEM_TYPES, Entry, SessionWindow, Window, lag_of, parse_document, provenance_of
+from forebay_client.results import (
+    ITEM_TYPES,
+    Entry,
+    SessionWindow,
+    Window,
+    headers_of,
+    lag_of,
+    parse_document,
+    provenance_of,
+)
 
 Item: TypeAlias = Entry | Window | SessionWindow
 _ITEM_TYPES = {kind.items: ITEM_TYPES[kind.name] for kind in STORE_KINDS.values() if kind.lists_all_keys}
@@ -117,7 +126,8 @@ class StoreChangesRequest:
                 member = next(name for name in _ITEM_TYPES if name in document)
                 kind = _ITEM_TYPES[member]
                 names = kind.__match_args__
-                items = tuple([kind(*(item.get(name) for name in names)) for item in document[member]])
+                found = [{**item, "headers": headers_of(item)} for item in document[member]]
+                items = tuple([kind(*(item.get(name) for name in names)) for item in found])
                 result = Values if event.name == "values" else Absent
                 return result(document["store"], items, provenance_of(document))
             case "reset":

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property, lru_cache
 from importlib.metadata import entry_points
 from typing import Any
 
 from forebay.codecs.keys import KEY_CODECS, TEXT_KEY_CODECS, KeyCodec
-from forebay.codecs.values import DECODED_BY_SCHEMA, TEXT_VALUE_CODECS, VALUE_CODECS, ValueCodec
+from forebay.codecs.values import DECODED_BY_SCHEMA, TEXT_VALUE_CODECS, VALUE_CODECS, HeadedValue, ValueCodec
 from forebay.errors import PartitionerMissing, TopologyError
 from forebay.lag import Tolerance
 from forebay.partitioning import Murmur2Partitioner, StreamPartitioner
@@ -93,6 +93,8 @@ class StoreSpec(Retention):
     """Whether others than forebay's sink write the topic."""
     on_bad_value: str = "stop"
     """What happens at a record that does not fit the codecs of an external store: ``stop`` or ``skip``."""
+    record_headers: bool = False
+    """Whether values of an external store are kept with the headers of their records."""
     accept_uncompacted: bool = False
     """Whether to accept a topic that deletes by time, although a rebuilt store lacks what was deleted."""
     compression: str = "lz4"
@@ -123,7 +125,18 @@ class StoreSpec(Retention):
 
     @cached_property
     def value_codec(self) -> ValueCodec:
-        return VALUE_CODECS[self.value]
+        return self._kept(VALUE_CODECS[self.value])
+
+    def _kept(self, codec: ValueCodec) -> ValueCodec:
+        return HeadedValue(codec) if self.record_headers else codec
+
+    @cached_property
+    def with_headers(self) -> StoreSpec:
+        """The same store for requests with ``headers=true``, if it keeps them."""
+        shown = dataclasses.replace(self)
+        if isinstance(self.value_codec, HeadedValue):
+            vars(shown)["value_codec"] = self.value_codec.with_headers
+        return shown
 
     @cached_property
     def with_text_numbers(self) -> StoreSpec:
@@ -204,6 +217,11 @@ class StoreSpec(Retention):
         return cls(**{name: value for name, value in document.items() if name in known})
 
 
+def headed_topics(specs: Iterable[StoreSpec]) -> frozenset[str]:
+    """The topics of the stores that keep headers of records."""
+    return frozenset(spec.topic for spec in specs if spec.record_headers)
+
+
 @cache
 def _fields_of_readers() -> tuple[dataclasses.Field[Any], ...]:
     """The fields of a store that matter to those who hold it."""
@@ -219,7 +237,7 @@ class _TextSpec(StoreSpec):
 
     @cached_property
     def value_codec(self) -> ValueCodec:
-        return TEXT_VALUE_CODECS[self.value]
+        return self._kept(TEXT_VALUE_CODECS[self.value])
 
 
 def find_partitioner(name: str) -> StreamPartitioner | None:

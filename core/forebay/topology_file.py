@@ -99,7 +99,7 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
     name = name_field(table, "name", f"a store of {where}")
     where = f"store {name!r}"
     tolerance = ("max_record_lag", "max_time_lag_ms", "max_age_ms")
-    external = ("external", "on_bad_value", "accept_uncompacted", "accept_misplaced")
+    external = ("external", "on_bad_value", "record_headers", "accept_uncompacted", "accept_misplaced")
     common = {
         "name",
         "kind",
@@ -150,6 +150,7 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
         supplier=_supplier(table, where),
         external=boolean_field(table, "external", where),
         on_bad_value=_on_bad_value(table, where),
+        record_headers=_record_headers(table, where),
         accept_uncompacted=boolean_field(table, "accept_uncompacted", where),
         accept_misplaced=boolean_field(table, "accept_misplaced", where),
         spark_state=_spark_state(table, kind, where),
@@ -265,6 +266,12 @@ def _on_bad_value(table: Mapping[str, Any], where: str) -> str:
     if "on_bad_value" in table and table.get("external") is not True:
         raise TopologyError(f"{where} has on_bad_value, which only stores with external = true have.")
     return choice_field(table, "on_bad_value", ("stop", "skip"), "stop", where)
+
+
+def _record_headers(table: Mapping[str, Any], where: str) -> bool:
+    if "record_headers" in table and table.get("external") is not True:
+        raise TopologyError(f"{where} has record_headers, which only stores with external = true have.")
+    return boolean_field(table, "record_headers", where)
 
 
 def _supplier(table: Mapping[str, Any], where: str) -> str:

@@ -20,7 +20,7 @@ from forebay.codecs.values import DECODED_BY_SCHEMA
 from forebay.errors import NotReady, Problem, SettingError
 from forebay.lag import Lag, Tolerance
 from forebay.settings import WorkerSettings
-from forebay.store_spec import StoreSpec
+from forebay.store_spec import StoreSpec, headed_topics
 from forebay.streams_metadata import HostInfo, StreamsMetadataState
 from forebay.task_ids import TaskId, TopicPartition
 from forebay.topology import Topology
@@ -46,7 +46,7 @@ from forebay_worker.reads.scans import Scans
 from forebay_worker.snapshots.giving import Snapshots
 from forebay_worker.snapshots.repository import SnapshotRepository
 from forebay_worker.snapshots.saving import SnapshotSaver
-from forebay_worker.snapshots.taking import Copier
+from forebay_worker.snapshots.taking import PeerCopier
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offsets_file import CAUGHT_UP, INCOMPLETE
 from forebay_worker.state.relocate import prepare_state
@@ -116,6 +116,7 @@ class Worker:
                 settings.restore_processes,
                 self._copier(),
                 settings.schema_registry,
+                headed_topics(self.topology.stores.values()),
             ),
             settings.state_cleanup_delay_ms,
         )
@@ -143,11 +144,11 @@ class Worker:
         self.draining = False
         self._was_ready = self._assigned = False
 
-    def _copier(self) -> Copier:
+    def _copier(self) -> PeerCopier:
         settings = self.settings
         scheme = "http" if settings.tls_certificate_file is None else "https"
         authorities = _authorities(settings.snapshot_ca_file)
-        return Copier(self._holders, self.snapshot_token, scheme, authorities, self._repository)
+        return PeerCopier(self._holders, self.snapshot_token, scheme, authorities, self._repository)
 
     def _saver(self) -> SnapshotSaver | None:
         if self._repository is None:

@@ -111,6 +111,7 @@ OPTIONS: Cases = {
     "max_age_ms": ({"max_age_ms": 3}, query("max_age_ms"), "3"),
     "require_active": ({"require_active": True}, query("require_active"), "true"),
     "prefer": ({"prefer": "any"}, query("prefer"), "any"),
+    "headers": ({"headers": True}, query("headers"), "true"),
     "min_position": ({"min_position": POSITION}, query("min_position"), POSITION),
     "wait_ms": ({"wait_ms": 9}, query("wait_ms"), "9"),
     # In whole milliseconds, rounded up, of which hardly any have passed.

@@ -44,7 +44,14 @@ def test_a_spark_state_becomes_any_kind_without_history():
 
 @pytest.mark.parametrize("kind", STORE_KINDS.values(), ids=lambda kind: kind.name)
 def test_a_client_has_a_class_for_what_is_listed(kind):
-    assert ITEM_TYPES[kind.name].__match_args__ == ("key", *kind.time_names, "value", "timestamp_ms", "schema_id")
+    assert ITEM_TYPES[kind.name].__match_args__ == (
+        "key",
+        *kind.time_names,
+        "value",
+        "timestamp_ms",
+        "schema_id",
+        "headers",
+    )
 
 
 def test_each_list_of_a_key_has_an_option_of_query():

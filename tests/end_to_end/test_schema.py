@@ -60,7 +60,7 @@ STORES = ["counts", "numbers", "anywhere", "hours", "visits", "prices"]
 FITTING = {"windows": "hours", "sessions": "visits", "versions": "prices"}
 """The store that a list route reads, by its last segment; others read ``counts``."""
 KEYS = ["k1", "7", "nobody"]
-OPAQUE = ["cursor", "min_position", "as_of", "from", "to", "prefix", "partition"]
+OPAQUE = ["cursor", "min_position", "as_of", "from", "to", "prefix", "partition", "headers"]
 """Parameters that hardly any value made up by chance is right for."""
 BOUNDS = ["max_record_lag", "max_time_lag_ms", "max_age_ms", "require_active"]
 TIMEOUT_MS = 10_000

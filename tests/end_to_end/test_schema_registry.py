@@ -202,3 +202,15 @@ def test_a_worker_without_a_registry_refuses_to_start(tmp_path):
     )
     assert refused.returncode == 2
     assert "The store 'orders' has values of avro: set schema_registry" in refused.stderr
+
+
+@pytest.mark.kafka
+def test_tail_decodes_by_the_registry_that_it_is_given(cluster, registry):
+    cluster.put("orders", {b"ann": order(registry, 2**60)})
+    log = ("--topology", cluster.topology_path, "--changelog", cluster.changelog.url, "--json")
+    shown = forebay("changelog", "tail", "orders", *log, "--schema-registry", registry.url).stdout
+    [row] = [row for row in map(json.loads, shown.splitlines()) if "key" in row]
+    assert (row["value"], row["schema_id"]) == ({"total": 2**60}, 100)
+    shown = forebay("changelog", "tail", "orders", *log).stdout
+    [row] = [row for row in map(json.loads, shown.splitlines()) if "key" in row]
+    assert "knows no schema registry" in row["fault"]

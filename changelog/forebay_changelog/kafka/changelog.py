@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from confluent_kafka import KafkaException
 
@@ -57,8 +57,8 @@ class KafkaChangelog:
         description = self._topics.describe(topic)
         return dict.fromkeys(range(description.partitions), description.identity)
 
-    def consumer(self, *, replay: bool = False) -> Consumer:
-        return KafkaConsumer(self._topics, lambda: Fetcher(self.kafka, replay=replay))
+    def consumer(self, *, replay: bool = False, headed: Collection[str] = ()) -> Consumer:
+        return KafkaConsumer(self._topics, lambda: Fetcher(self.kafka, replay=replay, headed=headed))
 
     def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         return self._topics.end_offsets(topic_partitions)

@@ -1,17 +1,20 @@
 """Fetches any number of partitions, by librdkafka: in threads of its own, outside Python's lock.
 
+Before a partition counts, its leader has confirmed the epoch that a replica has as its proof (KIP-320).
+
 It understands every property of a Kafka URL. It delivers records; a partition's position past transaction markers,
 aborted records and compacted ones comes from end-of-partition events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
+from forebay.codecs.values import headed
 from forebay.log_epochs import EpochStart, OffsetAndEpoch
 from forebay.task_ids import TopicPartition
 from forebay_changelog.base import Record
@@ -81,10 +84,13 @@ class Fetched(NamedTuple):
 class Fetcher:
     """Fetches partitions ahead of who takes the records, further for a ``replay``. Used by one thread.
 
+    Values of the topics that are ``headed`` follow the headers of their records.
+
     Raises confluent-kafka's ``KafkaException`` if the client cannot be started.
     """
 
-    def __init__(self, url: KafkaUrl, *, replay: bool = False) -> None:
+    def __init__(self, url: KafkaUrl, *, replay: bool = False, headed: Collection[str] = ()) -> None:
+        self._headed = frozenset(headed)
         self._waiting: list[Message] = []
         self._to_seek: dict[TopicPartition, OffsetAndEpoch] = {}
         """Partitions that were assigned, and of which nothing counts before the client has the epoch to check."""
@@ -149,7 +155,10 @@ class Fetcher:
                 by_partition.setdefault((message.topic(), message.partition()), []).append(message)
             else:
                 events.append(message)
-        fetched = {TopicPartition(*tp): _fetched(of_one) for tp, of_one in by_partition.items()}
+        fetched = {
+            TopicPartition(*tp): _fetched(of_one, headed=tp[0] in self._headed)
+            for tp, of_one in by_partition.items()
+        }
         for event in events:
             tp = _partition_of(event)
             fetched[tp] = _after(fetched.get(tp, Fetched([])), event)
@@ -186,16 +195,25 @@ def _partition_of(message: Message) -> TopicPartition:
     return TopicPartition(message.topic(), message.partition())  # type: ignore[arg-type]
 
 
-def _fetched(messages: list[Any]) -> Fetched:
+def _fetched(messages: list[Any], *, headed: bool) -> Fetched:
     records = [
         (m.offset(), m.key(), m.value(), m.timestamp()[1], False)
         if m.headers() is None
         else record_with_headers(m.offset(), m.key(), m.value(), m.timestamp()[1], m.headers())
         for m in messages
     ]
+    if headed:
+        records = [_headed(record, m.headers() or ()) for record, m in zip(records, messages, strict=True)]
     return Fetched(
         records, records[-1][0] + 1, newest_epoch_ms=messages[-1].timestamp()[1], epochs=_epochs(messages)
     )
+
+
+def _headed(record: Record, headers: Iterable[tuple[str, bytes | None]]) -> Record:
+    offset, key, value, timestamp_ms, heartbeat = record
+    if value is None or heartbeat:
+        return record
+    return offset, key, headed(value, headers), timestamp_ms, heartbeat
 
 
 def _epochs(messages: list[Any]) -> tuple[EpochStart, ...]:

@@ -9,7 +9,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -107,6 +107,10 @@ class SqliteChangelog:
         return self
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
+        if spec.record_headers:
+            raise ChangelogError(
+                f"The store {spec.name!r} has record_headers = true, but records on SQLite have none: remove it."
+            )
         if create and not spec.external:
             self.ensure_topic(spec.topic, spec.partitions)
             return
@@ -173,7 +177,7 @@ class SqliteChangelog:
         """The partition's database."""
         return log_file.partition_path(str(self.directory), *topic_partition)
 
-    def consumer(self, *, replay: bool = False) -> Consumer:
+    def consumer(self, *, replay: bool = False, headed: Collection[str] = ()) -> Consumer:
         return SqliteConsumer(self.path, replay=replay)
 
     def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:

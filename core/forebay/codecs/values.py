@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from forebay.codecs.keys import (
@@ -213,6 +213,55 @@ class JsonSchemaValue:
 
 def _with_schema_id(text: bytes, schema_id: int) -> bytes:
     return b'%b,"schema_id":%d' % (text, schema_id)
+
+
+_HEADERS_SIZE = struct.Struct(">I")
+
+
+def headed(value: bytes, headers: Iterable[tuple[str, bytes | None]]) -> bytes:
+    """A value as a store keeps it with the headers of its record."""
+    shown = json.dumps([_header(*header) for header in headers], ensure_ascii=False).encode()
+    return _HEADERS_SIZE.pack(len(shown)) + shown + value
+
+
+def _header(name: str, content: bytes | None) -> dict[str, str | None]:
+    try:
+        return {"name": name, "value": None if content is None else content.decode()}
+    except UnicodeDecodeError:
+        return {"name": name, "value_base64": base64.b64encode(content or b"").decode()}
+
+
+class HeadedValue:
+    """A value of another codec that is kept with the headers of its record, which are ``shown`` or not."""
+
+    def __init__(self, codec: ValueCodec, *, shown: bool = False) -> None:
+        self.name = codec.name
+        self._codec = codec
+        self._shown = shown
+
+    @property
+    def with_headers(self) -> HeadedValue:
+        """The same, its headers shown."""
+        return HeadedValue(self._codec, shown=True)
+
+    def to_json(self, stored: bytes) -> bytes:
+        headers, value = _split_headers(stored)
+        text = self._codec.to_json(value)
+        return b'%b,"headers":%b' % (text, headers) if self._shown else text
+
+    def fault(self, stored: bytes) -> str | None:
+        return self._codec.fault(_split_headers(stored)[1])
+
+
+def _split_headers(stored: bytes) -> tuple[bytes, bytes]:
+    (size,) = _HEADERS_SIZE.unpack_from(stored)
+    end = _HEADERS_SIZE.size + size
+    return stored[_HEADERS_SIZE.size : end], stored[end:]
+
+
+def without_headers(codec: KeyCodec | ValueCodec, stored: bytes) -> bytes:
+    """A key or value as it was written to the log."""
+    return _split_headers(stored)[1] if isinstance(codec, HeadedValue) else stored
 
 
 _VALUE_CODECS: tuple[ValueCodec, ...] = (

@@ -58,10 +58,21 @@ class ReadParameters:
     cursor: str | None = None
     lag_interval_ms: int = DEFAULT_LAG_INTERVAL_MS
     numbers: Numbers = "json"
+    headers: bool = False
 
     def written(self, spec: StoreSpec) -> StoreSpec:
-        """A store with its numbers as the request wants them."""
-        return spec.with_text_numbers if self.numbers == "text" else spec
+        """A store with its numbers, and the headers of its records, as the request wants them.
+
+        Raises ``BadParameter`` if it wants headers that the store does not keep.
+        """
+        if self.headers and not spec.record_headers:
+            raise BadParameter(
+                f"The store {spec.name!r} keeps no headers of records: set record_headers = true for it in the "
+                "topology, or leave out headers=true.",
+                parameter="headers",
+            )
+        written = spec.with_text_numbers if self.numbers == "text" else spec
+        return written.with_headers if self.headers else written
 
     @property
     def of_a_reread(self) -> ReadParameters:
@@ -244,6 +255,7 @@ READ_PARAMETERS = frozenset(
         "wait_ms",
         "timeout_ms",
         "numbers",
+        "headers",
     }
 )
 WORKER_PARAMETERS = frozenset({"partition", "doubted"})
@@ -308,6 +320,10 @@ PARAMETERS: Mapping[str, tuple[dict[str, Any], str]] = {
         {"type": "string", "enum": list(get_args(Numbers)), "default": "json"},
         "`text` writes keys and values of the codec int64 as strings, for programs such as JavaScript's whose "
         "numbers are exact up to 2^53 only. Keys in a body may then be strings.",
+    ),
+    "headers": (
+        {"type": "boolean", "default": False},
+        "Have the headers of the record that wrote a value beside it, of stores with `record_headers = true`.",
     ),
 }  # fmt: skip
 """JSON schema and meaning of every parameter of a read."""

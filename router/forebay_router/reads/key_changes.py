@@ -265,6 +265,7 @@ def _query(parameters: ReadParameters) -> str:
         "wait_ms": parameters.wait_ms or None,
         "lag_interval_ms": parameters.lag_interval_ms,
         "numbers": parameters.numbers if parameters.numbers != "json" else None,
+        "headers": "true" if parameters.headers else None,
     }
     return urlencode({name: value for name, value in parameters_given.items() if value is not None})
 

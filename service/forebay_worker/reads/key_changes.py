@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 
 from forebay.clock import boot_ms
+from forebay.codecs.values import without_headers
 from forebay.errors import LogDiverged, PositionOfAnotherLog, Problem
 from forebay.stored_values import STAMP_SIZE
 from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient, require_followed
@@ -134,7 +135,7 @@ class KeyChanges:
         found = self._reads.lookup(replica, self._key, self._parameters)
         self._stale, self._read_at = False, read_at
         # Written again as it was is no change. A leading byte distinguishes an empty value from none.
-        content = b"" if found.value is None else b"=" + found.value[STAMP_SIZE:]
+        content = b"" if found.value is None else b"=" + self._shown(found.value[STAMP_SIZE:])
         digest = hashlib.blake2b(content, digest_size=16).digest()
         if digest == self._digest:
             return None
@@ -144,6 +145,10 @@ class KeyChanges:
         self._note_sent(source.role)
         document = key_document(self._key, found.value, self._spec.value_codec, found.replica_info.tail)
         return Event("absent" if found.value is None else "value", document, source.position)
+
+    def _shown(self, stored: bytes) -> bytes:
+        """Of a value what the client sees."""
+        return stored if self._parameters.headers else without_headers(self._spec.value_codec, stored)
 
     def _note_sent(self, role: str) -> None:
         self._role = role

@@ -54,6 +54,7 @@ class StoreIdentity:
     timestamp_after_max_ms: int | None = None
     ttl_ms: int | None = None
     """Of a longer one, what had expired is missing."""
+    record_headers: bool | None = None
 
     def document(self) -> dict[str, Any]:
         """The identity as JSON values; what is as by default is left out."""
@@ -71,18 +72,17 @@ def store_identity(log: str, spec: StoreSpec, partition: int) -> StoreIdentity:
         spec.value,
         timestamp_after_max_ms=spec.timestamp_after_max_ms,
         ttl_ms=spec.ttl_ms,
+        record_headers=spec.record_headers or None,
     )
 
 
 def difference(found: StoreIdentity, expected: StoreIdentity) -> str | None:
     """What a store on disk has another of than it should, so that it is rebuilt; None if nothing."""
     wanted = asdict(expected)
-    others = [
-        f"{name} {value!r} instead of {wanted[name]!r}"
-        for name, value in asdict(found).items()
-        if value != wanted[name]
-    ]
-    if not others:
+    differing = {name: value for name, value in asdict(found).items() if value != wanted[name]}
+    if not differing:
         return None
-    remedy = "; a store of another kind or codec needs a name of its own" if found.log == expected.log else ""
+    others = [f"{name} {value!r} instead of {wanted[name]!r}" for name, value in differing.items()]
+    misread = found.log == expected.log and differing.keys() & {"kind", "key", "value"}
+    remedy = "; a store of another kind or codec needs a name of its own" if misread else ""
     return f"it was built with {', '.join(others)}{remedy}"

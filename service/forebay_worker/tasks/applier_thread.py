@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TypeVar
@@ -118,7 +118,8 @@ class Applier:
     """Polls the changelog and applies what it finds, in batches small enough that readers are not held up.
 
     ``records_per_second`` limits the pace over all replicas; 0 means no limit. ``storage_fault(error)`` describes
-    the machine's refusal behind an error, None if there is none. Called in the applier's thread are
+    the machine's refusal behind an error, None if there is none. ``headed`` are the topics whose records are kept
+    with their headers. Called in the applier's thread are
     ``handle(event)``, for its own events and those that others ``post``, and ``housekeeping()`` a few times a
     second.
     """
@@ -130,8 +131,9 @@ class Applier:
         storage_fault: Callable[[Exception], str | None],
         handle: HandleEvent,
         housekeeping: Callable[[], None],
+        headed: Collection[str] = (),
     ) -> None:
-        self._consumer: Consumer = changelog.consumer()
+        self._consumer: Consumer = changelog.consumer(headed=headed)
         self._current_due_boot_ms = 0.0
         self._records_per_second = records_per_second
         self._storage_fault = storage_fault

@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
@@ -122,7 +122,9 @@ class BulkRestore:
         storage_fault: Callable[[Exception], str | None],
         copy: CopyStore = lambda *_: None,
         schema_registry: str | None = None,
+        headed: Collection[str] = (),
     ) -> None:
+        self._headed = sorted(headed)
         self._schema_registry = schema_registry
         self._copy = copy
         self._changelog_url = changelog_url
@@ -382,6 +384,7 @@ class BulkRestore:
             MAX_BYTES_IN_MEMORY,
             _PATIENCE_S,
             self._schema_registry,
+            self._headed,
         )
 
     def _spawn(self) -> subprocess.Popen[str]:

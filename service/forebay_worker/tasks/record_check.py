@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from forebay.codecs.values import all_fit
+from forebay.codecs.values import all_fit, without_headers
 from forebay.errors import ForebayError, SchemaUnavailable
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import MAX_TIME_MS, MIN_TIME_MS
@@ -106,7 +106,9 @@ def _fault(spec: StoreSpec, record: Record) -> str | None:
     if fault is not None or value is None:
         return fault
     fault = spec.value_codec.fault(value)
-    return None if fault is None else f"its value {value[:40]!r} is not a valid {spec.value}: {fault}"
+    if fault is None:
+        return None
+    return f"its value {without_headers(spec.value_codec, value)[:40]!r} is not a valid {spec.value}: {fault}"
 
 
 def _heartbeat_fault(key: bytes, value: bytes | None) -> str | None:

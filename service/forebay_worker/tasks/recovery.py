@@ -23,7 +23,6 @@ from forebay.logs import LogThrottle
 from forebay.state_store import CommittedOffset, StateStore, StoreCorrupted
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Changelog
-from forebay_worker.snapshots.taking import Copier, CopyProgress
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.fsync import sync_directory
 from forebay_worker.state.rocksdb import RocksDbStore
@@ -46,7 +45,7 @@ from forebay_worker.tasks.replica_events import (
     StoreDamaged,
 )
 from forebay_worker.tasks.replica_view import LostRecords
-from forebay_worker.tasks.restoration import Restoration
+from forebay_worker.tasks.restoration import Copier, CopyProgress, Restoration
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +72,8 @@ class RecoveryPolicy:
     """Gets copies of other workers' stores, None if none may be had."""
     schema_registry: str | None = None
     """The URL of the registry that has the schemas of values."""
+    headed: frozenset[str] = frozenset()
+    """The topics whose records are kept with their headers."""
 
 
 class Recovery:
@@ -97,6 +98,7 @@ class Recovery:
             self._storage_fault_in,
             self.handle,
             housekeeping,
+            policy.headed,
         )
         self.bulk_restore = BulkRestore(
             changelog.url,
@@ -106,6 +108,7 @@ class Recovery:
             self._storage_fault_in,
             self._copied,
             policy.schema_registry,
+            policy.headed,
         )
         self._in_bulk = policy.restore_processes > 0 and policy.apply_records_per_second == 0
         self._ends_to_poll: deque[TopicPartition] = deque()

@@ -154,6 +154,8 @@ class RestoreJob:
     max_bytes: int
     patience_s: float
     schema_registry: str | None = None
+    headed: Sequence[str] = ()
+    """All topics whose records are kept with their headers."""
 
     def line(self) -> str:
         """The job as one line."""
@@ -200,7 +202,8 @@ class Restorer:
         spec = StoreSpec.from_document(job.store)
         tp = TopicPartition(spec.topic, job.partition)
         if job.changelog not in self._consumers:
-            self._consumers[job.changelog] = open_changelog(job.changelog).consumer(replay=True)
+            changelog = open_changelog(job.changelog)
+            self._consumers[job.changelog] = changelog.consumer(replay=True, headed=job.headed)
         consumer = self._consumers[job.changelog]
         if not self._knows_schemas:
             schemas = Path(job.scratch).with_name(SCHEMAS_DIRECTORY)

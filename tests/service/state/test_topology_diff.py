@@ -53,6 +53,12 @@ fields = [{{name = "{name}", position = 0}}]
         ("", "max_age_ms = 5", Outcome.KEPT, ""),
         ("", 'topic = "other"', Outcome.REBUILT, "topic 'app-orders-changelog' instead of 'other'"),
         ("", 'value = "string"', Outcome.REBUILT, "value 'json' instead of 'string'"),
+        (
+            "external = true",
+            "external = true\nrecord_headers = true",
+            Outcome.REBUILT,
+            "record_headers None instead of True",
+        ),
         ("", 'key = "int64"', Outcome.REBUILT, "key 'string' instead of 'int64'"),
         ("", 'supplier = "memory"', Outcome.REBUILT, "forebay state rm"),
         ("", 'latest_by = "lsn"', Outcome.REBUILT, "kind 'key-value' instead of 'latest'"),

@@ -254,8 +254,8 @@ class KeepsTombstonesForATime:
         self._changelog = changelog
         self._life_ms = life_ms
 
-    def consumer(self) -> "KeepsTombstonesForATime":
-        self._consumer = self._changelog.consumer()
+    def consumer(self, **options: Any) -> "KeepsTombstonesForATime":
+        self._consumer = self._changelog.consumer(**options)
         self.assign, self.current = self._consumer.assign, self._consumer.current
         self.close, self.failures = self._consumer.close, self._consumer.failures
         return self
@@ -700,7 +700,7 @@ def test_shared_read_failure_is_logged_once(caplog):
             return {}
 
     consumer = Failing()
-    applier = Applier(SimpleNamespace(consumer=lambda: consumer), 0, lambda error: None, print, lambda: None)
+    applier = Applier(SimpleNamespace(consumer=lambda **_: consumer), 0, lambda error: None, print, lambda: None)
     tps = [TopicPartition("log", partition) for partition in range(40)]
     applier._replicas = {tp: Replica.opened(spec(40), TaskId(0, tp.partition), MemoryStore("s")) for tp in tps}
     consumer.found = dict.fromkeys(tps, ReadFailure("No broker answers.", lasting=False))

@@ -20,6 +20,20 @@ SchemaId = Annotated[
 ]
 
 
+class RecordHeader(Struct, frozen=True):
+    """A header of a record: a text or null, or in base64 what is no UTF-8."""
+
+    name: str
+    value: str | UnsetType | None = UNSET
+    value_base64: str | UnsetType = UNSET
+
+
+RecordHeaders = Annotated[
+    list[RecordHeader] | UnsetType,
+    Meta(description="With `headers=true`: those of the record that wrote the value, in their order."),
+]
+
+
 class AnsweringReplica(Struct, frozen=True):
     """The replica that answered, and how far it was."""
 
@@ -46,6 +60,7 @@ class KeyAnswer(AnsweringReplica, frozen=True):
     value: JsonValue
     timestamp_ms: TimestampMs
     schema_id: SchemaId = UNSET
+    headers: RecordHeaders = UNSET
     explain: Explanation = UNSET
 
 
@@ -100,6 +115,7 @@ def list_answer(kind: StoreKind, keyed: bool) -> type[Struct]:
             ("value", JsonValue),
             ("timestamp_ms", TimestampMs),
             ("schema_id", SchemaId, UNSET),
+            ("headers", RecordHeaders, UNSET),
         ],
         frozen=True,
     )

@@ -41,6 +41,7 @@ class StoreDescription(Struct, frozen=True, kw_only=True):
     on_bad_value: Literal["stop", "skip"]
     accept_uncompacted: bool
     accept_misplaced: bool = False
+    record_headers: bool = False
     compression: Literal["lz4", "zstd", "none"] = "lz4"
     block_size_bytes: Natural = 4_096
     bloom_bits_per_key: Natural = 10
