@@ -58,10 +58,14 @@ def add_snapshot_routes(app: FastAPI, worker: Worker, *, has_clients: bool) -> N
         start = request.query_params.get("from", "0")
         if not start.isdecimal() or len(start) > _MAX_OFFSET_DIGITS:
             raise BadParameter(f"from={start!r} is no offset in a file.", parameter="from")
-        get = partial(snapshots.piece, request.path_params["snapshot"], request.path_params["file"])
+        where = request.path_params["snapshot"], request.path_params["file"]
+        size = snapshots.size_of_pieces(*where, int(start))
+        get = partial(snapshots.piece, *where)
         first = await asyncio.get_running_loop().run_in_executor(pool, get, int(start))
         pieces = _pieces(first, int(start), get, pool, snapshots.pace)
-        return StreamedResponse(pieces, media_type="application/octet-stream")
+        # Else each piece would be copied into a chunk.
+        headers = {"content-length": str(size)}
+        return StreamedResponse(pieces, media_type="application/octet-stream", headers=headers)
 
     async def end(request: Request) -> Response:
         drop = partial(snapshots.drop, request.path_params["snapshot"])

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from forebay_worker.tasks.replica import Replica
     from forebay_worker.tasks.replica_view import Doubt
 
-_PIECE_BYTES = 256 << 10
+PIECE_BYTES = 1 << 20
+"""What a file is read, sent and checked by."""
 PIECE_HEAD = struct.Struct(">II")
 """Before each piece: its length in bytes, and its CRC-32."""
 _MAX_AT_ONCE = 4
+_GONE = "There is no such copy, or nobody has read it for a minute; take another."
 _IDLE_MS = 60_000.0
 """A checkpoint keeps files that the store has compacted: what nobody reads for this long is dropped."""
 
@@ -111,11 +113,20 @@ class Snapshots:
         """A file's next piece after its head, nothing at the end; raises ``UnknownPath``."""
         taken = self._taken.get(snapshot)
         if taken is None or file not in taken.files:
-            raise UnknownPath("There is no such copy, or nobody has read it for a minute; take another.")
+            raise UnknownPath(_GONE)
         taken.used_boot_ms = max(taken.used_boot_ms, boot_ms())
         with open(taken.path / file, "rb", buffering=0) as opened:
-            piece = os.pread(opened.fileno(), _PIECE_BYTES, offset)
+            left = max(0, taken.files[file] - offset)
+            piece = os.pread(opened.fileno(), min(PIECE_BYTES, left), offset)
         return PIECE_HEAD.pack(len(piece), zlib.crc32(piece)) + piece if piece else b""
+
+    def size_of_pieces(self, snapshot: str, file: str, offset: int) -> int:
+        """How many bytes all pieces have from an offset on, their heads included; raises ``UnknownPath``."""
+        taken = self._taken.get(snapshot)
+        if taken is None or file not in taken.files:
+            raise UnknownPath(_GONE)
+        left = max(0, taken.files[file] - offset)
+        return left + PIECE_HEAD.size * -(-left // PIECE_BYTES)
 
     def drop(self, snapshot: str) -> None:
         """Remove a checkpoint, which need not be there."""

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
 import ssl
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import httpx
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
 
 from forebay.streams_metadata import HostInfo
 from forebay.task_ids import TopicPartition
 from forebay_web.request_guard import SNAPSHOTS_PATH
-from forebay_worker.snapshots.giving import PIECE_HEAD
+from forebay_worker.snapshots.giving import PIECE_BYTES, PIECE_HEAD
 from forebay_worker.state.fsync import create_file, sync_directory
 from forebay_worker.tasks.restoration import CopyProgress
 
@@ -43,6 +44,19 @@ class CopyFailed(Exception):
     """A copy cannot be had from a worker, or what came is not what it sent."""
 
 
+class _Broken(CopyFailed):
+    """The connection was refused or interrupted."""
+
+
+@contextmanager
+def _connecting() -> Iterator[None]:
+    """Tells what a connection fails with from what the disk refuses."""
+    try:
+        yield
+    except (OSError, HTTPException) as error:
+        raise _Broken(str(error) or repr(error)) from error
+
+
 @dataclass(frozen=True)
 class PeerCopier:
     """The ``Copier`` of other workers' stores: ``holders`` names them, those to be asked first at the front."""
@@ -59,43 +73,47 @@ class PeerCopier:
     ) -> str | None:
         """Whoever fails costs a new beginning with the next."""
         for host in self.holders(tp):
-            headers = {} if self.token is None else {"authorization": self.token().decode("latin-1")}
             try:
-                with httpx.Client(
-                    base_url=f"{self.scheme}://{host}",
-                    headers=headers,
-                    verify=self.authorities,
-                    timeout=_TIMEOUT_S,
-                    trust_env=False,
-                ) as http:
-                    _Transfer(http, target, stopped, progress).run(store, tp.partition)
+                _Transfer(partial(self._connected, host), self._headers(), target, stopped, progress).run(
+                    store, tp.partition
+                )
                 return f"what {host} has"
-            except (CopyFailed, httpx.HTTPError) as error:
+            except CopyFailed as error:
                 shutil.rmtree(target, ignore_errors=True)
                 progress.leads_to = 0
                 if stopped():
                     return None
-                log.info("%s: no copy from %s: %s", tp, host, error or repr(error))
+                log.info("%s: no copy from %s: %s", tp, host, error)
         if self.repository is None or stopped():
             return None
         return self.repository.copy(store, tp.partition, target, stopped, progress)
 
+    def _headers(self) -> dict[str, str]:
+        return {} if self.token is None else {"authorization": self.token().decode("latin-1")}
+
+    def _connected(self, host: HostInfo, timeout_s: float) -> HTTPConnection:
+        if self.scheme == "https":
+            return HTTPSConnection(host.host, host.port, timeout=timeout_s, context=self.authorities)
+        return HTTPConnection(host.host, host.port, timeout=timeout_s)
+
 
 @dataclass(frozen=True)
 class _Transfer:
-    """One worker's snapshot on its way here."""
+    """One worker's snapshot on its way here.
 
-    http: httpx.Client
+    By Python's own client: gigabytes pass through it, of which it copies none.
+    """
+
+    connected: Callable[[float], HTTPConnection]
+    """A connection to the worker, with this timeout in seconds."""
+    headers: Mapping[str, str]
     target: Path
     stopped: Callable[[], bool]
     progress: CopyProgress
 
     def run(self, store: str, partition: int) -> None:
-        where: dict[str, str | int] = {"store": store, "partition": partition}
-        answer = self.http.post(SNAPSHOTS_PATH, params=where, timeout=_TAKING_TIMEOUT_S)
-        if answer.status_code != 200:
-            raise CopyFailed(f"{answer.status_code} {_detail(answer)}")
-        document: Any = answer.json()
+        query = urlencode({"store": store, "partition": partition})
+        document = json.loads(self._answer("POST", f"{SNAPSHOTS_PATH}?{query}", _TAKING_TIMEOUT_S))
         snapshot, files = str(document["snapshot"]), dict(document["files"])
         self.progress.leads_to = int(document["position"])
         try:
@@ -106,12 +124,21 @@ class _Transfer:
             all_or_none([partial(self._file, snapshot, name, size) for name, size in files.items()])
             sync_directory(self.target)
         finally:
-            with suppress(httpx.HTTPError):
-                self.http.delete(f"{SNAPSHOTS_PATH}/{snapshot}")
+            with suppress(CopyFailed):
+                self._answer("DELETE", f"{SNAPSHOTS_PATH}/{snapshot}", _TIMEOUT_S)
+
+    def _answer(self, method: str, path: str, timeout_s: float) -> bytes:
+        """The body of an answer; raises ``CopyFailed`` for a refusal."""
+        with closing(self.connected(timeout_s)) as connection, _connecting():
+            return _accepted(self._requested(connection, method, path)).read()
+
+    def _requested(self, connection: HTTPConnection, method: str, path: str) -> HTTPResponse:
+        connection.request(method, path, headers=dict(self.headers))
+        return connection.getresponse()
 
     def _file(self, snapshot: str, name: str, size: int) -> None:
         """Copy a file, going on where it was interrupted."""
-        with open(create_file(self.target / name), "wb") as file:
+        with open(create_file(self.target / name), "wb", buffering=0) as file:
             vain = 0
             while file.tell() < size:
                 begun = file.tell()
@@ -121,37 +148,55 @@ class _Transfer:
                         if self.stopped():
                             raise CopyFailed("it is not wanted any more")
                     break
-                except httpx.TransportError:
+                except _Broken:
                     vain = vain + 1 if file.tell() == begun else 0
                     if vain == _ATTEMPTS:
                         raise
                     time.sleep(_RETRY_S)
             if file.tell() != size:
                 raise CopyFailed(f"{name} has {file.tell()} bytes instead of {size}")
-            file.flush()
             os.fsync(file.fileno())
 
-    def _pieces(self, snapshot: str, name: str, start: int) -> Iterator[bytes]:
-        """What follows an offset of a file, each piece as it was sent; raises ``CopyFailed``."""
-        received = bytearray()
-        with self.http.stream("GET", f"{SNAPSHOTS_PATH}/{snapshot}/{name}", params={"from": start}) as answer:
-            if answer.status_code != 200:
-                answer.read()
-                raise CopyFailed(f"{answer.status_code} {_detail(answer)}")
-            for some in answer.iter_raw():
-                received += some
-                while len(received) >= PIECE_HEAD.size:
-                    length, checksum = PIECE_HEAD.unpack_from(received)
-                    end = PIECE_HEAD.size + length
-                    if len(received) < end:
-                        break
-                    piece = bytes(received[PIECE_HEAD.size : end])
-                    if zlib.crc32(piece) != checksum:
-                        raise CopyFailed(f"a piece of {name} is not as it was sent")
-                    yield piece
-                    del received[:end]
-        if received:
-            raise CopyFailed(f"{name} ends within a piece")
+    def _pieces(self, snapshot: str, name: str, start: int) -> Iterator[memoryview]:
+        """What follows an offset of a file, each piece until the next; raises ``CopyFailed``."""
+        path = f"{SNAPSHOTS_PATH}/{snapshot}/{quote(name)}?from={start}"
+        with closing(self.connected(_TIMEOUT_S)) as connection:
+            with _connecting():
+                answer = _accepted(self._requested(connection, "GET", path))
+            head, room = memoryview(bytearray(PIECE_HEAD.size)), memoryview(bytearray(PIECE_BYTES))
+            while _filled(answer, head):
+                length, checksum = PIECE_HEAD.unpack(head)
+                piece = room[:length]
+                if len(piece) != length or not _filled(answer, piece):
+                    raise CopyFailed(f"{name} ends within a piece")
+                if zlib.crc32(piece) != checksum:
+                    raise CopyFailed(f"a piece of {name} is not as it was sent")
+                yield piece
+
+
+def _accepted(answer: HTTPResponse) -> HTTPResponse:
+    if answer.status >= 300:
+        text = answer.read().decode("utf-8", "replace")
+        with suppress(ValueError, KeyError, TypeError):
+            text = str(json.loads(text)["detail"])
+        raise CopyFailed(f"{answer.status} {text[:200]}")
+    return answer
+
+
+def _filled(answer: HTTPResponse, room: memoryview) -> bool:
+    """Whether an answer has as much more as there is room for."""
+    at = 0
+    while at < len(room):
+        with _connecting():
+            count = answer.readinto(room[at:])
+        if not count:
+            if answer.length:
+                raise _Broken("the answer breaks off")
+            if at:
+                raise CopyFailed("the answer ends within a piece")
+            return False
+        at += count
+    return True
 
 
 def all_or_none(copies: Sequence[Callable[[], None]]) -> None:
@@ -169,9 +214,3 @@ def require_space(directory: Path, needed_bytes: int) -> None:
     free_bytes = shutil.disk_usage(directory).free
     if needed_bytes > free_bytes:
         raise CopyFailed(f"it has {needed_bytes} bytes, and {free_bytes} are free here")
-
-
-def _detail(answer: httpx.Response) -> str:
-    with suppress(ValueError, KeyError, TypeError):
-        return str(answer.json()["detail"])
-    return answer.text[:200]
