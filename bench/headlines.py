@@ -67,6 +67,24 @@ HEADLINES = (
         "no followers",
     ),
     Headline(
+        "Reads of random keys of 8 GB within 1 GiB of memory",
+        "worker, random keys of 8 GB in 1,024 MiB",
+        "Kafka Streams + Undertow, 16 readers",
+    ),
+    Headline(
+        "… and p99.9 beside 50,000 records/s",
+        "p99.9 at 1,000 reads/s of 8 GB in 1,024 MiB, beside 50,000 records/s",
+        "Kafka Streams + Undertow, 16 readers",
+    ),
+    Headline(
+        "A new worker's copy of 8 GB from another", "restore of 20,000,000 records from a peer", "from Kafka"
+    ),
+    Headline(
+        "A killed worker of 20 GB answers after",
+        "worker of 20 GB in 64 stores, killed (-9) and started again: first answer",
+        "rocksdict alone, the same stores opened and one key read",
+    ),
+    Headline(
         "Memory of a worker",
         "memory of a worker with 400 stores of 4 partitions, written to and read",
     ),

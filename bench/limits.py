@@ -10,7 +10,22 @@ _A_QUARTER = "sending takes a quarter of the router's time, and who receives has
 _SPARKS_KAFKA_SINK = (
     "Spark's own Kafka sink takes as long for the same records, beside its broker on the same two cores"
 )
+_ROCKSDICT = "rocksdict in process, 16 threads"
+_READERS = "Kafka Streams + Undertow, 16 readers"
+_NO_HTTP = "with all in memory, as many keys are read at 0.5 × of it: the rest is HTTP and Python, on one core"
+_LOCK = (
+    "what memory lacks is begun on the event loop, read by a thread and finished there: nine waits for Python's "
+    "lock a read, while the other's threads use both cores"
+)
 _LIMITS = {
+    ("worker, random keys of 8 GB in 1,024 MiB", _ROCKSDICT): _NO_HTTP,
+    ("worker, keys by Zipf's law of 8 GB in 1,024 MiB", _ROCKSDICT): _NO_HTTP,
+    ("worker, random keys of 8 GB in 1,024 MiB", _READERS): _LOCK,
+    ("worker, keys by Zipf's law of 8 GB in 1,024 MiB", _READERS): _LOCK,
+    (
+        "p99 at 1,000 reads/s of 200 keys of 8 GB in 1,024 MiB, beside saturating others",
+        "idle",
+    ): "the others take all of the loop's core, so that a read waits for those that came before it",
     ("worker, one key, lag attached", "uvicorn, raw ASGI, constant answer"): (
         "nginx, which parses, answers and writes in C, reaches 2.9 × the same constant"
     ),
