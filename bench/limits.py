@@ -17,7 +17,19 @@ _LOCK = (
     "what memory lacks is begun on the event loop, read by a thread and finished there: nine waits for Python's "
     "lock a read, while the other's threads use both cores"
 )
+_BARE = "rocksdict alone, the same stores opened and one key read"
+_RETURN = "worker of 20 GB in 64 stores, killed (-9) and started again"
+_COPIED = "of a copy's time and processor, the start of the process and the group take half on these two cores"
 _LIMITS = {
+    ("restore of 20,000,000 records from a peer", "from Kafka"): _COPIED,
+    ("processor time of a restore of 20,000,000 records from a peer, both workers", "from Kafka"): _COPIED,
+    ("p99 of the giver of a copy at 1,000 reads/s", "idle"): (
+        "giver, taker, broker and reader have the same two cores; snapshot_bytes_per_second sets a limit"
+    ),
+    (f"{_RETURN}: first answer", _BARE): "with 0.1 GB it takes as long: Python's imports and joining the group",
+    (f"{_RETURN}: /readyz 200", _BARE): (
+        "with 0.1 GB it takes as long: the group waits for the session of the killed member to end, 6 s after it"
+    ),
     ("worker, random keys of 8 GB in 1,024 MiB", _ROCKSDICT): _NO_HTTP,
     ("worker, keys by Zipf's law of 8 GB in 1,024 MiB", _ROCKSDICT): _NO_HTTP,
     ("worker, random keys of 8 GB in 1,024 MiB", _READERS): _LOCK,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from forebay_worker.tasks.replica import Replica
     from forebay_worker.tasks.replica_view import Doubt
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 256 << 10
 """What a file is read, sent and checked by."""
 PIECE_HEAD = struct.Struct(">II")
 """Before each piece: its length in bytes, and its CRC-32."""

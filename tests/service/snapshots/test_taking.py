@@ -143,7 +143,6 @@ def test_a_wrong_byte_is_noticed_and_another_worker_gives(tmp_path, store):
 
 def test_a_file_that_is_interrupted_goes_on_where_it_was(tmp_path, store, monkeypatch):
     monkeypatch.setattr(taking, "_RETRY_S", 0.01)
-    monkeypatch.setattr(giving, "PIECE_BYTES", 256 << 10)
     giver = Giver(Snapshots(tmp_path / "given"), store)
     giver.spoil = lambda body, number: body[: 300 << 10] if len(body) > 300 << 10 else body
     with serving(giver) as host:
