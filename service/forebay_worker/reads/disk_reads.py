@@ -50,7 +50,7 @@ class DiskReads:
         self._threads = 0
         """How many read or are about to."""
         self._is_due = False
-        """Whether somebody will look at what waits."""
+        """Whether another thread will be woken for what waits then."""
         self._seconds_a_key = _PATIENCE_S
         """How long a key took lately."""
         self._cache_is_full = cache_is_full
@@ -75,9 +75,9 @@ class DiskReads:
             loop.call_soon(self._start, loop)
         elif not self._is_due:
             self._is_due = True
-            loop.call_later(_PATIENCE_S, self._look, loop)
+            loop.call_later(_PATIENCE_S, self._add_thread, loop)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _add_thread(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have one more thread read what still waits."""
         self._is_due = False
         if not self._waiting:
@@ -86,7 +86,7 @@ class DiskReads:
             self._threads += 1
             self._start(loop)
         self._is_due = True
-        loop.call_later(_PATIENCE_S, self._look, loop)
+        loop.call_later(_PATIENCE_S, self._add_thread, loop)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -118,7 +118,8 @@ class DiskReads:
         return some
 
     def _ended(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._threads -= 1
+        # One that could not be started may run all the same, later.
+        self._threads = max(0, self._threads - 1)
         if self._waiting and not self._threads:
             self._threads += 1
             self._start(loop)
@@ -128,13 +129,7 @@ class DiskReads:
         if not self.are_likely():
             return
         found = await in_turns(not_in_memory(*at) for at in sought)
-        missing = [one for one in found if one is not None]
-        for at in range(0, len(missing), _MAX_OF_A_BATCH):
-            some = missing[at : at + _MAX_OF_A_BATCH]
-            all_read = _Countdown(len(some))
-            for one in some:
-                self.begin(one, all_read.one)
-            await all_read.wait()
+        await _BatchReads(self.begin, [one for one in found if one is not None]).read()
 
     def close(self) -> None:
         """Begin no more reads."""
@@ -155,18 +150,36 @@ def _call(some: list[_Waiting]) -> None:
             log.exception("what followed a read from disk failed")
 
 
-class _Countdown:
-    def __init__(self, count: int) -> None:
-        self._left = count
+class _BatchReads:
+    """What a batch lacks, of which only so much waits at a time: none of it once its client has left."""
+
+    def __init__(
+        self, begin: Callable[[NotInMemory, Callable[[], None]], None], missing: list[NotInMemory]
+    ) -> None:
+        self._begin = begin
+        self._left = iter(missing)
+        self._outstanding = 0
         self._ended = asyncio.Event()
 
-    def one(self) -> None:
-        self._left -= 1
-        if not self._left:
+    async def read(self) -> None:
+        for _ in range(_MAX_OF_A_BATCH):
+            self._begin_next()
+        try:
+            await self._ended.wait()
+        finally:
+            self._left = iter(())
+
+    def _begin_next(self) -> None:
+        for one in self._left:
+            self._outstanding += 1
+            self._begin(one, self._one_read)
+            return
+        if not self._outstanding:
             self._ended.set()
 
-    async def wait(self) -> None:
-        await self._ended.wait()
+    def _one_read(self) -> None:
+        self._outstanding -= 1
+        self._begin_next()
 
 
 def not_in_memory(store: StateStore, key: bytes) -> NotInMemory | None:

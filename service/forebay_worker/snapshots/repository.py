@@ -46,6 +46,7 @@ _CLOCK_SLACK_MS = 60_000
 _UNREACHABLE_FOR_MS = 60_000.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PIECE_BYTES = 4 << 20
+_FILES_AT_ONCE = 4
 
 
 class SavedFile(NamedTuple):
@@ -231,7 +232,7 @@ class SnapshotRepository:
                     self._fs.delete_file(f"{directory}/files/{file.sha256}")
                 raise CopyFailed(f"{name} is not as it was saved")
 
-        all_or_none([partial(load, *file) for file in manifest.files.items()])
+        all_or_none([partial(load, *file) for file in manifest.files.items()], at_once=_FILES_AT_ONCE)
         sync_directory(target)
 
     def _remote(self, path: str) -> Iterator[bytes]:

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 _FILES_AT_ONCE = 2
 """More are hardly faster, and the giver's reads feel them."""
+_MAX_PIECE_BYTES = 16 << 20
+"""Other versions may send larger pieces than this one."""
 _TIMEOUT_S = 20.0
 _TAKING_TIMEOUT_S = 120.0
 """A checkpoint flushes what the store has in memory."""
@@ -114,15 +116,20 @@ class _Transfer:
 
     def run(self, store: str, partition: int) -> None:
         query = urlencode({"store": store, "partition": partition})
-        document = json.loads(self._answer("POST", f"{SNAPSHOTS_PATH}?{query}", _TAKING_TIMEOUT_S))
-        snapshot, files = str(document["snapshot"]), dict(document["files"])
-        self.progress.leads_to = int(document["position"])
+        body = self._answer("POST", f"{SNAPSHOTS_PATH}?{query}", _TAKING_TIMEOUT_S)
+        try:
+            document = json.loads(body)
+            snapshot, files = str(document["snapshot"]), dict(document["files"])
+            self.progress.leads_to = int(document["position"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise CopyFailed(f"its answer is none of a worker's: {error!r}") from None
         try:
             if any(name != os.path.basename(name) or name.startswith(".") for name in files):
                 raise CopyFailed("its files have names that are none")
             self.target.mkdir(parents=True)
             require_space(self.target, sum(files.values()))
-            all_or_none([partial(self._file, snapshot, name, size) for name, size in files.items()])
+            copies = [partial(self._file, snapshot, name, size) for name, size in files.items()]
+            all_or_none(copies, at_once=_FILES_AT_ONCE)
             sync_directory(self.target)
         finally:
             with suppress(CopyFailed):
@@ -145,13 +152,15 @@ class _Transfer:
                 begun = file.tell()
                 try:
                     for piece in self._pieces(snapshot, name, begun):
-                        file.write(piece)
+                        # A disk that is nearly full takes less than all, and refuses the rest.
+                        while piece := piece[file.write(piece) :]:
+                            pass
                         if self.stopped():
                             raise CopyFailed("it is not wanted any more")
                     break
                 except _Broken:
                     vain = vain + 1 if file.tell() == begun else 0
-                    if vain == _ATTEMPTS:
+                    if vain == _ATTEMPTS or self.stopped():
                         raise
                     time.sleep(_RETRY_S)
             if file.tell() != size:
@@ -167,6 +176,8 @@ class _Transfer:
             head, room = memoryview(bytearray(PIECE_HEAD.size)), memoryview(bytearray(PIECE_BYTES))
             while _filled(answer, head):
                 length, checksum = PIECE_HEAD.unpack(head)
+                if len(room) < length <= _MAX_PIECE_BYTES:
+                    room = memoryview(bytearray(length))
                 piece = room[:length]
                 if len(piece) != length or not _filled(answer, piece):
                     raise CopyFailed(f"{name} ends within a piece")
@@ -200,9 +211,9 @@ def _filled(answer: HTTPResponse, room: memoryview) -> bool:
     return True
 
 
-def all_or_none(copies: Sequence[Callable[[], None]]) -> None:
-    """Copy files, some at once; after one that fails no other begins, and that failure is raised."""
-    pool = ThreadPoolExecutor(_FILES_AT_ONCE, "forebay-copy")
+def all_or_none(copies: Sequence[Callable[[], None]], *, at_once: int) -> None:
+    """Copy files, so many at once; after one that fails no other begins, and that failure is raised."""
+    pool = ThreadPoolExecutor(at_once, "forebay-copy")
     try:
         for done in [pool.submit(copy) for copy in copies]:
             done.result()
