@@ -68,5 +68,5 @@ def test_a_schema_requires_what_is_always_written():
 
 
 def test_a_schema_comes_with_those_of_its_parts_and_no_others():
-    assert components({"schema": reference(KeyAnswer)}).keys() == {"KeyAnswer", "LagFigures"}
+    assert components({"schema": reference(KeyAnswer)}).keys() == {"KeyAnswer", "LagFigures", "RecordHeader"}
     assert components({"schema": {"type": "string"}}) == {}

@@ -99,8 +99,8 @@ def test_every_read_shows_the_headers_that_it_asks_for(cluster):
         assert sorted(len(entry.headers) for entry in client.entries("orders", headers=True)) == [0, 4]
         with client.changes("orders", "ann", headers=True) as changes:
             assert list(next(changes).headers) == HEADERS
-        for asked, shown in (({"headers": True}, tuple(HEADERS)), ({}, ())):
-            with client.changes("orders", keys=["ann"], **asked) as changes:
+        for options, shown in (({"headers": True}, tuple(HEADERS)), ({}, ())):
+            with client.changes("orders", keys=["ann"], **options) as changes:
                 assert next(change for change in changes if isinstance(change, Values)).items[0].headers == shown
     for path in ("plain/entries", "plain/keys/ann/changes", "plain/changes"):
         for address in (*cluster.workers, router):
