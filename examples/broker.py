@@ -18,6 +18,8 @@ from examples.jvm import KAFKA_JARS, java, kafka_classes
 from examples.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
+BEGINNINGS_PUT_DOWN_MS = 500
+"""How often a broker puts down where its logs begin; by default each minute."""
 _START_DEADLINE_S = 60.0
 _STOP_DEADLINE_S = 20.0
 
@@ -48,6 +50,7 @@ group.min.session.timeout.ms=500
 log.cleaner.backoff.ms=200
 log.cleaner.dedupe.buffer.size=4194304
 log.retention.check.interval.ms=1000
+log.flush.start.offset.checkpoint.interval.ms={beginnings_put_down_ms}
 """
 
 
@@ -95,6 +98,7 @@ class Broker:
         self._config = directory / "server.properties"
         directory.mkdir(parents=True, exist_ok=True)
         config = _CONFIG.format(
+            beginnings_put_down_ms=BEGINNINGS_PUT_DOWN_MS,
             port=self._place.port,
             advertised_port=self._place.advertised_port,
             broker_port=self._place.broker_port,

@@ -206,7 +206,10 @@ def _due(eras: Eras, era: int, read: Read, seen: Seen) -> float:
     end = eras.common_end(seen.era, era)
     if seen.position <= end:
         return seen.position
-    return end if read.kind in STREAMS and era > seen.era else math.inf
+    if read.kind in STREAMS and era > seen.era:
+        return end
+    # Of records that are compacted a replica knows no epoch.
+    return math.inf if read.received_ms < eras.shown_until_ms(seen.era, era) else 0
 
 
 def _floors(log: PartitionFold, read: Read, portion: Portion) -> list[Floor]:

@@ -207,6 +207,11 @@ class Eras:
         between = self._cuts[min(era, other) : max(era, other)]
         return min((cut.end for cut in between), default=math.inf)
 
+    def shown_until_ms(self, era: int, other: int) -> float:
+        """Until when the log shows that offsets were taken anew between two eras."""
+        between = self._cuts[min(era, other) : max(era, other)]
+        return min((cut.ended_ms + cut.shown_ms for cut in between if cut.end < math.inf), default=math.inf)
+
 
 class Fold:
     """All logs of a run, each in its eras, and the clocks by which values expire."""

@@ -181,6 +181,9 @@ class Cut:
     ended_ms: float
     beginning: int = 0
     """The first offset that stayed."""
+    shown_ms: float = math.inf
+    """For how long the log shows, once records have taken the place of the lost ones, that they did: on Kafka
+    until they are compacted."""
 
 
 @dataclass(frozen=True)

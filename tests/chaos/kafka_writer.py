@@ -12,6 +12,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message,
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 
+from examples.broker import BEGINNINGS_PUT_DOWN_MS
 from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import TopicMissing
 from forebay.store_spec import StoreSpec
@@ -28,11 +29,12 @@ ABORTED = 0.1
 """The share of transactions that are aborted."""
 HELD_OPEN = 0.03
 LONGEST_OPEN_S = 1.5
+MIN_COMPACTION_LAG_MS = 2_000
 _COMPACTED = {
     # Only where a policy deletes do brokers remove records on request; by itself nothing goes.
     "cleanup.policy": "compact,delete",
     "retention.ms": "-1",
-    "min.compaction.lag.ms": "2000",
+    "min.compaction.lag.ms": str(MIN_COMPACTION_LAG_MS),
     "max.compaction.lag.ms": "4000",
     "segment.ms": "3000",
     "min.cleanable.dirty.ratio": "0.01",
@@ -114,6 +116,8 @@ class KafkaWriter:
             removed.result(_TIMEOUT_S)
 
         _insist(remove)
+        # A broker that is killed before it has put a beginning down has the former one again.
+        time.sleep(2 * BEGINNINGS_PUT_DOWN_MS / 1000)
 
     def add_partition(self, spec: StoreSpec) -> None:
         """Have a store's topic of one partition more than it was created with."""

@@ -19,6 +19,7 @@ from forebay.task_ids import TopicPartition
 from forebay_changelog.sqlite.log_file import partition_path
 from tests.chaos.deployment import Deployment
 from tests.chaos.history import Cut
+from tests.chaos.kafka_writer import MIN_COMPACTION_LAG_MS
 from tests.chaos.log_faults import Injury
 from tests.chaos.writer import Writer
 from tests.support.kafka_log_files import copy_log, put_log
@@ -34,6 +35,8 @@ class LogFiles(Protocol):
 
     breaking: threading.Lock
     """Held by who breaks the log in any way."""
+    shown_ms: float
+    """For how long a log shows that it was cut."""
 
     def keep(self, tp: TopicPartition) -> int:
         """Copy a partition's log, which nobody writes to now; returns its end."""
@@ -46,6 +49,8 @@ class LogFiles(Protocol):
 
 class SqliteLogFiles:
     """Databases in a directory; ``resting`` keeps the compactor from them."""
+
+    shown_ms = math.inf
 
     def __init__(self, log: Path, breaking: threading.Lock, resting: threading.Lock) -> None:
         self._log, self.breaking, self._resting = log, breaking, resting
@@ -72,6 +77,8 @@ class SqliteLogFiles:
 
 class KafkaLogFiles:
     """Directories of the only broker; ``end_of`` tells a partition's end, ``renew`` has the writer forget it."""
+
+    shown_ms = float(MIN_COMPACTION_LAG_MS)
 
     def __init__(
         self,
@@ -144,5 +151,6 @@ class LogCuts:
                     began_ms = boot_ms()
                     self._files.put_back(tp, end)
                     self._writer.lose(spec.name, tp.partition, end)
-                    self._report(Cut(spec.name, tp.partition, end, began_ms, boot_ms()))
+                    shown_ms = self._files.shown_ms
+                    self._report(Cut(spec.name, tp.partition, end, began_ms, boot_ms(), shown_ms=shown_ms))
                 yield str(tp)

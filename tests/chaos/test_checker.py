@@ -427,6 +427,9 @@ def test_a_position_that_was_lost_is_not_reached():
     lost = replace(early, min_position={0: 5})
     assert kinds_after_cut(early) == kinds_after_cut(late) == set()
     assert kinds_after_cut(lost) == {"position-not-reached"}
+    # Nor where the records that show it are compacted, as they may be on Kafka.
+    compacted = check(History(records=GROWN, reads=[lost], cuts=[replace(CUT, shown_ms=1.0)]))
+    assert {found.kind for found in compacted} == set()
     # Nobody knows which of two it is without its epoch.
     assert kinds_after_cut(replace(lost, position_ms=None)) == set()
     # By the store as it was it is.
