@@ -93,8 +93,9 @@ def test_a_failover_and_a_refusal_are_explained(cluster):
     with httpx.Client(base_url=f"http://{router}{STORE}/keys", timeout=10) as client:
         refused = client.get("k1?explain=true&max_age_ms=0")
         assert refused.status_code == 412
-        assert len(events(refused, "asked")) == 2
-        assert [one["problem"] for one in events(refused, "answered")] == ["lag-exceeds-tolerance"] * 2
+        # Where what is known of them has changed meanwhile, they are asked once more.
+        assert {one["host"] for one in events(refused, "asked")} == {*cluster.workers}
+        assert {one["problem"] for one in events(refused, "answered")} == {"lag-exceeds-tolerance"}
         [gave_up] = events(refused, "gave-up")
         assert gave_up["why"] == "unanswered"
         active = cluster.active_for(router, "counts", "k1")
