@@ -19,7 +19,7 @@ _LOCK = (
 )
 _BARE = "rocksdict alone, the same stores opened and one key read"
 _RETURN = "worker of 20 GB in 64 stores, killed (-9) and started again"
-_COPIED = "reading, checking and writing 8 GB on the same two cores as who gives it; 5 s are the start and the group"
+_COPIED = "reading, checking and writing 8 GB, on two cores for both; 5 s are the start and the group"
 _LIMITS = {
     ("restore of 20,000,000 records from a peer", "from Kafka"): _COPIED,
     ("processor time of a restore of 20,000,000 records from a peer, both workers", "from Kafka"): _COPIED,
