@@ -14,8 +14,8 @@ _ROCKSDICT = "rocksdict in process, 16 threads"
 _READERS = "Kafka Streams + Undertow, 16 readers"
 _NO_HTTP = "with all in memory, as many keys are read at 0.5 × of it: the rest is HTTP and Python, on one core"
 _LOCK = (
-    "what memory lacks is begun on the event loop, read by a thread and finished there: nine waits for Python's "
-    "lock a read, while the other's threads use both cores"
+    "what memory lacks is begun on the event loop, read by a thread and finished there, with nine calls of futex "
+    "a read, while the other's threads use both cores"
 )
 _BARE = "rocksdict alone, the same stores opened and one key read"
 _RETURN = "worker of 20 GB in 64 stores, killed (-9) and started again"

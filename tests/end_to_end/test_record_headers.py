@@ -11,6 +11,7 @@ from confluent_kafka import Producer
 
 from forebay.client import Client
 from forebay_changelog.sqlite.changelog import SqliteChangelog
+from forebay_client.results import Answer
 from forebay_client.store_changes import Values
 from tests.support.cluster import Cluster, running_cluster, wait_until
 from tests.support.commands import forebay
@@ -102,6 +103,13 @@ def test_every_read_shows_the_headers_that_it_asks_for(cluster):
         for options, shown in (({"headers": True}, tuple(HEADERS)), ({}, ())):
             with client.changes("orders", keys=["ann"], **options) as changes:
                 assert next(change for change in changes if isinstance(change, Values)).items[0].headers == shown
+        with client.changes("orders", "bob") as changes, client.changes("orders", "bob", headers=True) as headed:
+            assert next(changes).value == next(headed).value == BOB
+            produce(cluster, "orders", b"bob", BOB, HEADERS)
+            assert list(next(one for one in headed if isinstance(one, Answer)).headers) == HEADERS
+            produce(cluster, "orders", b"bob", ANN, HEADERS)
+            # Without headers, a value that was written again as it was is none.
+            assert next(one for one in changes if isinstance(one, Answer)).value == ANN
     for path in ("plain/entries", "plain/keys/ann/changes", "plain/changes"):
         for address in (*cluster.workers, router):
             assert read(address, path, headers="true").status_code == 400, path

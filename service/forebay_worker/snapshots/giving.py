@@ -28,7 +28,6 @@ PIECE_BYTES = 256 << 10
 PIECE_HEAD = struct.Struct(">II")
 """Before each piece: its length in bytes, and its CRC-32."""
 _MAX_AT_ONCE = 4
-_GONE = "There is no such copy, or nobody has read it for a minute; take another."
 _IDLE_MS = 60_000.0
 """A checkpoint keeps files that the store has compacted: what nobody reads for this long is dropped."""
 
@@ -111,22 +110,23 @@ class Snapshots:
 
     def piece(self, snapshot: str, file: str, offset: int) -> bytes:
         """A file's next piece after its head, nothing at the end; raises ``UnknownPath``."""
-        taken = self._taken.get(snapshot)
-        if taken is None or file not in taken.files:
-            raise UnknownPath(_GONE)
+        taken, left = self._left(snapshot, file, offset)
         taken.used_boot_ms = max(taken.used_boot_ms, boot_ms())
         with open(taken.path / file, "rb", buffering=0) as opened:
-            left = max(0, taken.files[file] - offset)
             piece = os.pread(opened.fileno(), min(PIECE_BYTES, left), offset)
         return PIECE_HEAD.pack(len(piece), zlib.crc32(piece)) + piece if piece else b""
 
     def size_of_pieces(self, snapshot: str, file: str, offset: int) -> int:
         """How many bytes all pieces have from an offset on, their heads included; raises ``UnknownPath``."""
+        _, left = self._left(snapshot, file, offset)
+        return left + PIECE_HEAD.size * -(-left // PIECE_BYTES)
+
+    def _left(self, snapshot: str, file: str, offset: int) -> tuple[StoreCheckpoint, int]:
+        """What a copy is of, and how many bytes a file of it has from an offset on; raises ``UnknownPath``."""
         taken = self._taken.get(snapshot)
         if taken is None or file not in taken.files:
-            raise UnknownPath(_GONE)
-        left = max(0, taken.files[file] - offset)
-        return left + PIECE_HEAD.size * -(-left // PIECE_BYTES)
+            raise UnknownPath("There is no such copy, or nobody has read it for a minute; take another.")
+        return taken, max(0, taken.files[file] - offset)
 
     def drop(self, snapshot: str) -> None:
         """Remove a checkpoint, which need not be there."""

@@ -1,5 +1,6 @@
 """Stores whose topics others write: bad records stop them or are skipped, and are never served."""
 
+import base64
 import errno
 import struct
 import time
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from forebay.codecs.values import headed
 from forebay.lag import EndOffset
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
@@ -17,6 +19,7 @@ from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.stored_values import STAMP_SIZE
 from forebay.task_ids import TaskId, TopicPartition
 from forebay_changelog import Batch, Heartbeat, Record, heartbeat_key
+from forebay_changelog.record_documents import record_document
 from forebay_changelog.sqlite import batches as sqlite_batches
 from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.state.rocksdb import RocksDbStore
@@ -283,3 +286,13 @@ def test_a_time_that_no_stored_key_can_hold_is_named():
     records: list[Record] = [(7, b"k", b"1", 1 << 70, False)]
     found = fitting(versioned, batch()._replace(records=records))
     assert "does not fit into 64 bits" in str(found.stopped_by)
+
+
+def test_a_bad_value_is_named_without_the_headers_that_are_kept_with_it():
+    """Operators look for what was written."""
+    kept = headed(b"{bad", [("trace", b"4bf9" * 20)])
+    store, [record] = spec(record_headers=True), (found := batch((b"a", kept))).records
+    error = fitting(store, found).stopped_by
+    assert "its value b'{bad' is not a valid json" in str(error)
+    shown = record_document(store, 0, record)
+    assert base64.b64decode(shown["value_base64"]) == b"{bad"
