@@ -100,7 +100,7 @@ class Report:
             "loop at a constant rate, from the moment each read was due. Its thread goes ahead of others, if the",
             "machine allows it.",
             "",
-            "Of large state (8 and 20 GB) values have 380 and 2,000 bytes, and nothing is written unless a line says",
+            "Values of large state (8 and 20 GB) have 380 and 2,000 bytes, and none is written unless a line says",
             "so. Its readers were measured one after the other, with none of their files in memory at first.",
             "",
             *table(self.rows),
