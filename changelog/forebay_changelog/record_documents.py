@@ -52,6 +52,8 @@ def _key_members(spec: StoreSpec, key: bytes, timestamp_ms: int) -> dict[str, An
         plain, times_ms = spec.stored_keys.split_changelog(key, timestamp_ms)
     except ValueError as error:
         return {"key_base64": _base64(key), "fault": str(error)}
+    except SchemaUnavailable as unavailable:
+        return {"key_base64": _base64(key), "fault": unavailable.detail}
     return {**_decoded("key", spec.key_codec, plain), **_times(spec, times_ms)}
 
 
@@ -101,7 +103,7 @@ def _content(document: Mapping[str, Any]) -> str:
         return _heartbeat_text(document["heartbeat"])
     key = _json(document.get("key", document.get("key_base64")))
     times = "".join(f" {name}={time_text(document[name])}" for name in ("start_ms", "end_ms") if name in document)
-    times += f" order={document['order']}" if "order" in document else ""
+    times += "".join(f" {name}={document[name]}" for name in ("order", "key_schema_id") if name in document)
     fault = f"  (not readable: {document['fault']})" if "fault" in document else ""
     if "tombstone" in document:
         return f"{key}{times}  (tombstone){fault}"

@@ -91,13 +91,17 @@ that prevents an answer."""
 
 @dataclass(frozen=True)
 class Entry:
-    """A key, its value, and the timestamp of the record that wrote it."""
+    """A key, its value, and the timestamp of the record that wrote it.
+
+    Keys that carry the id of a schema have an entry for each form in which they were written.
+    """
 
     key: Any
     value: Any
     timestamp_ms: int
     schema_id: int | None = None
     headers: Headers = ()
+    key_schema_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -240,8 +244,8 @@ def provenance_of(document: Document) -> ReplicaInfo:
 
 def page_of(document: Document, items: str, kind: type[T]) -> Page[T]:
     """The page in a document; the items in its member ``items`` become ``kind``, a dataclass."""
-    # A list of one key gives the key once, beside the items. Few values carry the id of a schema, or headers.
-    shared = {"key": document.get("key"), "schema_id": None}
+    # A list of one key gives the key once, beside the items. Few carry the id of a schema, or headers.
+    shared = {"key": document.get("key"), "schema_id": None, "key_schema_id": None}
     names = kind.__match_args__  # type: ignore[attr-defined]
     found = [{**shared, **item, "headers": headers_of(item)} for item in document[items]]
     return Page(

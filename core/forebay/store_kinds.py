@@ -9,13 +9,13 @@ kind.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, TypeAlias
 
 from forebay.clock import latest_epoch_ms
-from forebay.codecs.values import ValueCodec, all_to_json
+from forebay.codecs.values import ValueCodec, all_to_json, decoded_key
 from forebay.record_orders import split_order, split_order_bytes
 from forebay.retention import LogRetention, Retention, expired_to_ms, history_begins_ms, oldest_kept_ms
 from forebay.stored_keys import (
@@ -134,6 +134,8 @@ class StoreKind(KeyLayout, Protocol):
     what they prevail over may still come."""
     with_latest_by: StoreKind | None = None
     """What it is with ``latest_by``; None if it cannot have that."""
+    with_schema_keys: StoreKind | None = None
+    """What it is if keys carry the id of a schema; None if they cannot."""
     lists_each_key: bool = True
     """Whether there is a list of one key's items."""
     lists_all_keys: bool = True
@@ -142,6 +144,8 @@ class StoreKind(KeyLayout, Protocol):
     """Whether the range of a list is of times. Otherwise it is of keys."""
     time_names: tuple[str, ...] = ()
     """The names of an entry's times in documents, in their order there."""
+    lists_times: bool = True
+    """Whether lists show them."""
     expiry: ExpiryRule | None = None
     """What expires in it, None if nothing does."""
     required: tuple[str, ...] = ()
@@ -167,6 +171,10 @@ class StoreKind(KeyLayout, Protocol):
         """Those stored keys and values whose times are in a half-open range of stored times."""
         # Times sort as they are stored, so keys need not be parsed.
         return [pair for pair in pairs if first <= pair[0][-TIME_SIZE:] < last]
+
+    def newest(self, pairs: Iterable[Pair]) -> Pair | None:
+        """The one that is the key's value, of all its entries from the last to the first; None without any."""
+        return next(iter(pairs), None)
 
     def values_json(self, codec: ValueCodec, values: list[bytes]) -> tuple[bytes, list[bytes]]:
         """The JSON of stored values, as of ``all_to_json``."""
@@ -219,6 +227,7 @@ class LatestKind(StoreKind):
     lists_each_key = False
     lists_by_time = False
     time_names = ("order",)
+    lists_times = False
 
     def split_changelog(self, key: bytes, timestamp_ms: int) -> LogicalKey:
         plain, order = split_order(key)
@@ -235,6 +244,32 @@ class LatestKind(StoreKind):
 
 
 @dataclass(frozen=True)
+class SchemaKeyKind(StoreKind):
+    """A key is followed by the id of the schema that it was written with.
+
+    Why an entry for each: to the log they are different keys. A deletion of one leaves the others, in every replay
+    of a compacted log.
+    """
+
+    name = "key-value"
+    layout_name = "schema-keys"
+    times = 1
+    items = "entries"
+    has_single_values = True
+    lists_each_key = False
+    lists_by_time = False
+    time_names = ("key_schema_id",)
+
+    def split_changelog(self, key: bytes, timestamp_ms: int) -> LogicalKey:
+        plain, schema_id = decoded_key(key)
+        return LogicalKey(plain, (schema_id,))
+
+    def newest(self, pairs: Iterable[Pair]) -> Pair | None:
+        # A schema that is gone back to has a lower id.
+        return max(pairs, key=lambda pair: timestamp_ms_of(pair[1]), default=None)
+
+
+@dataclass(frozen=True)
 class KeyValueKind(StoreKind):
     """A key is stored as its codec orders it, and nothing follows."""
 
@@ -245,6 +280,7 @@ class KeyValueKind(StoreKind):
     lists_each_key = False
     lists_by_time = False
     with_latest_by = LatestKind()
+    with_schema_keys = SchemaKeyKind()
     expiry = ExpiryByAge()
     optional = ("ttl_ms",)
 

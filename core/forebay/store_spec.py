@@ -9,7 +9,7 @@ from functools import cache, cached_property, lru_cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from forebay.codecs.keys import KEY_CODECS, TEXT_KEY_CODECS, KeyCodec
+from forebay.codecs.keys import KEY_CODECS, TEXT_KEY_CODECS, AvroKey, KeyCodec
 from forebay.codecs.values import DECODED_BY_SCHEMA, TEXT_VALUE_CODECS, VALUE_CODECS, HeadedValue, ValueCodec
 from forebay.errors import PartitionerMissing, TopologyError
 from forebay.lag import Tolerance
@@ -110,9 +110,11 @@ class StoreSpec(Retention):
 
     @cached_property
     def store_kind(self) -> StoreKind:
-        """The kind named by ``kind``, which ``latest_by`` changes."""
+        """The kind named by ``kind``, which ``latest_by`` and the key codec change."""
         kind = STORE_KINDS[self.kind]
-        return kind if self.latest_by is None or kind.with_latest_by is None else kind.with_latest_by
+        if self.latest_by is not None:
+            return kind.with_latest_by or kind
+        return (kind.with_schema_keys or kind) if self.key == AvroKey.name else kind
 
     @cached_property
     def name_bytes(self) -> bytes:
@@ -155,6 +157,11 @@ class StoreSpec(Retention):
     def byte_cost(self) -> int:
         """How long it takes to write a stored byte as JSON, as a multiple of one that is JSON already."""
         return _DECODING_COST if self.value in DECODED_BY_SCHEMA else 1
+
+    @property
+    def needs_registry(self) -> bool:
+        """Whether keys or values are decoded by the schemas of a registry."""
+        return self.value in DECODED_BY_SCHEMA or self.key == AvroKey.name
 
     @cached_property
     def max_ahead_ms(self) -> int:

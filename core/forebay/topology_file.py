@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from forebay.codecs.keys import KEY_CODECS
+from forebay.codecs.keys import KEY_CODECS, AvroKey
 from forebay.codecs.values import SCHEMA_VALUE_CODECS, VALUE_CODECS
 from forebay.errors import TopologyError
 from forebay.file_access import cause
@@ -134,15 +134,21 @@ def _store(table: Mapping[str, Any], application_id: str, partitions: int, where
     topic = table.get("topic", f"{application_id}-{name}-changelog")
     if not isinstance(topic, str) or not NAME.fullmatch(topic) or len(topic) > 249:
         raise TopologyError(f"{where}: the topic {topic!r} is not a topic name ({NAME_RULE}).")
-    partitioner = table.get("partitioner", "murmur2")
+    key = _key_codec(table, kind, where)
+    partitioner = table.get("partitioner", "unknown" if key == AvroKey.name else "murmur2")
     find_partitioner(partitioner)
+    if key == AvroKey.name and partitioner != "unknown":
+        raise TopologyError(
+            f"{where} has keys of avro, whose partition depends on their schema, so its partitioner is 'unknown'; "
+            "remove it."
+        )
     bounds: dict[str, Any] = {
         item: integer_field(table, item, where, least=0) for item in tolerance if item in table
     }
     return StoreSpec(
         name=name,
         kind=kind.name,
-        key=choice_field(table, "key", tuple(KEY_CODECS), "string", where),
+        key=key,
         value=_value_codec(table, where),
         partitioner=partitioner,
         topic=topic,
@@ -168,10 +174,10 @@ def _rocksdb_options(table: Mapping[str, Any], kind: StoreKind, where: str) -> d
         raise TopologyError(
             f"{where} has {given[0]!r}, which only stores of RocksDB have; its supplier is {supplier!r}."
         )
-    if "bloom_bits_per_key" in given and (kind.times or "latest_by" in table):
+    if "bloom_bits_per_key" in given and (kind.times or "latest_by" in table or table.get("key") == AvroKey.name):
         raise TopologyError(
-            f"{where} has 'bloom_bits_per_key', which only key-value stores without latest_by have: the others "
-            "are read by ranges, which no filter helps."
+            f"{where} has 'bloom_bits_per_key', which only key-value stores without latest_by and keys of avro "
+            "have: the others are read by ranges, which no filter helps."
         )
     chosen: dict[str, Any] = {}
     for item in given:
@@ -253,6 +259,17 @@ def _latest_by(table: Mapping[str, Any], kind: StoreKind, where: str) -> str | N
     if not isinstance(column, str) or not column:
         raise TopologyError(f"{where}: latest_by = {column!r} is not the name of a column.")
     return column
+
+
+def _key_codec(table: Mapping[str, Any], kind: StoreKind, where: str) -> str:
+    name = choice_field(table, "key", tuple(KEY_CODECS), "string", where)
+    is_other = table.get("external") is not True or kind.with_schema_keys is None or "ttl_ms" in table
+    if name == AvroKey.name and is_other:
+        raise TopologyError(
+            f"{where} has key = {name!r}, which only key-value stores with external = true and without ttl_ms "
+            "have."
+        )
+    return name
 
 
 def _value_codec(table: Mapping[str, Any], where: str) -> str:

@@ -16,7 +16,13 @@ from forebay_spark.kind_columns import KIND_COLUMNS
 from forebay_tap.conversion import CONVERSIONS
 from forebay_tap.spark_checkpoint.description import TableKind
 
-LAYOUTS = [layout for kind in STORE_KINDS.values() for layout in (kind, kind.with_latest_by) if layout is not None]
+LAYOUTS = [
+    layout
+    for kind in STORE_KINDS.values()
+    for layout in (kind, kind.with_latest_by, kind.with_schema_keys)
+    if layout is not None
+]
+WRITTEN_BY_OTHERS = {kind.with_schema_keys.layout_name for kind in STORE_KINDS.values() if kind.with_schema_keys}
 MEMBERS = [*KeyLayout.__annotations__, *StoreKind.__annotations__]
 
 
@@ -32,9 +38,11 @@ def test_each_layout_has_a_name_of_its_own():
     assert len({kind.layout_name for kind in LAYOUTS}) == len(LAYOUTS)
 
 
-@pytest.mark.parametrize("table", [COMPACTABLE, KIND_COLUMNS], ids=["compaction", "Spark columns"])
-def test_a_table_by_layout_has_every_kind(table):
-    assert table.keys() == {kind.layout_name for kind in LAYOUTS}
+@pytest.mark.parametrize(
+    ("table", "without"), [(COMPACTABLE, set()), (KIND_COLUMNS, WRITTEN_BY_OTHERS)], ids=["compaction", "columns"]
+)
+def test_a_table_by_layout_has_every_kind(table, without):
+    assert table.keys() == {kind.layout_name for kind in LAYOUTS} - without
 
 
 def test_a_spark_state_becomes_any_kind_without_history():
@@ -51,6 +59,7 @@ def test_a_client_has_a_class_for_what_is_listed(kind):
         "timestamp_ms",
         "schema_id",
         "headers",
+        *(kind.with_schema_keys.time_names if kind.with_schema_keys else ()),
     )
 
 

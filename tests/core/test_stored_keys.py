@@ -34,7 +34,10 @@ plain_keys = {
     "int64": (st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1)).map(
         lambda key: key.to_bytes(8, "big", signed=True)
     ),
-    "json": st.lists(st.integers(-2, 2) | nasty_text, max_size=2).map(KEY_CODECS["json"].from_json),
+    **{
+        name: st.lists(st.integers(-2, 2) | nasty_text, max_size=2).map(KEY_CODECS[name].from_json)
+        for name in ("json", "avro")
+    },
 }
 times_ms = st.integers(-3, 3) | st.sampled_from([MIN_TIME_MS, -256, 255, 256, 1 << 32, MAX_TIME_MS])
 

@@ -49,6 +49,11 @@ external = true
 value = "avro"
 
 [[subtopology.store]]
+name = "customers"
+external = true
+key = "avro"
+
+[[subtopology.store]]
 name = "hours"
 kind = "window"
 window_size_ms = 1000
@@ -72,7 +77,8 @@ history_retention_ms = 2000
 """
 VERSIONED = ["prices", "recent"]
 EXAMPLES = 80
-STORES = ["names", "numbers", "anywhere", "orders", "hours", "visits", "prices", "recent"]
+LATEST = ["names", "numbers", "anywhere", "orders", "customers"]
+STORES = [*LATEST, "hours", "visits", "prices", "recent"]
 
 WORDS = st.text("ab\x00é", max_size=3)
 NAMED = st.text("ab\x00é", min_size=1, max_size=2)
@@ -87,6 +93,7 @@ ROWS = {
     "numbers": st.dictionaries(NUMBERS, VALUES, max_size=8),
     "anywhere": st.dictionaries(WORDS, VALUES, max_size=8),
     "orders": st.dictionaries(WORDS, VALUES, max_size=8),
+    "customers": st.dictionaries(WORDS, VALUES, max_size=8),
     "hours": st.dictionaries(st.tuples(NAMED, TIMES), VALUES, max_size=12),
     "visits": st.dictionaries(
         st.tuples(NAMED, TIMES, st.integers(0, 5)).map(lambda k: (k[0], k[1], k[1] + 500 * k[2])),
@@ -110,6 +117,8 @@ class Service:
     client: Client
     serialize: Callable[[int], bytes]
     """Writes values of ``orders``."""
+    serialize_key: Callable[[str], bytes]
+    """Writes keys of ``customers``."""
     model: dict[str, dict[Any, int]] = field(default_factory=lambda: {store: {} for store in STORES})
     written_ms: dict[tuple[str, Any], int] = field(default_factory=dict)
     """The timestamp of what was last written, by store and key: the number of its batch, if it has no time."""
@@ -125,6 +134,8 @@ class Service:
         batch = next(self.batches)
         for key, value in rows.items():
             plain, suffix, at = split_key(spec, key, batch)
+            if store == "customers":
+                plain = self.serialize_key(key)
             self.written_ms[store, key] = at
             written = self.serialize if store == "orders" else b"%d".__mod__
             row = (plain + suffix, None if value is None else written(value), at)
@@ -205,13 +216,18 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     directory = tmp_path_factory.mktemp("differential")
     with SchemaRegistry() as registry, running_cluster(directory, topology_text=TOPOLOGY) as cluster:
         cluster.worker_options = ("--schema-registry", registry.url)
-        serializer = AvroSerializer(SchemaRegistryClient({"url": registry.url}), '"int"')
+        values, keys = (
+            AvroSerializer(SchemaRegistryClient({"url": registry.url}), schema) for schema in ('"int"', '"string"')
+        )
         cluster.start_workers(3)
         router = cluster.start_router()
         cluster.wait_settled(router)
         with Client(f"http://{router}") as client:
             orders = SerializationContext("orders", MessageField.VALUE)
-            service = Service(cluster, client, lambda value: serializer(value, orders))
+            customers = SerializationContext("customers", MessageField.KEY)
+            service = Service(
+                cluster, client, lambda value: values(value, orders), lambda key: keys(key, customers)
+            )
             for store in STORES:
                 service.write(store, {})
             yield service
@@ -248,7 +264,7 @@ def options(service: Service, data: st.DataObject, store: str) -> Any:
 
 
 def read_keys(service: Service, data: st.DataObject) -> None:
-    store = data.draw(st.sampled_from(["names", "numbers", "anywhere", "orders"]))
+    store = data.draw(st.sampled_from(LATEST))
     keys = data.draw(st.lists(NUMBERS if store == "numbers" else WORDS, min_size=1, max_size=5))
     expected = [service.model[store].get(key) for key in keys]
     found = service.client.get_many(store, keys, **options(service, data, store))
@@ -283,11 +299,12 @@ def none_if_missing(answer: Any) -> int | None:
 
 
 def list_entries(service: Service, data: st.DataObject) -> None:
-    store = data.draw(st.sampled_from(["names", "numbers", "anywhere", "orders"]))
+    store = data.draw(st.sampled_from(LATEST))
     spec = service.cluster.topology.stores[store]
     keys = NUMBERS if store == "numbers" else WORDS
     start, end = data.draw(st.none() | keys), data.draw(st.none() | keys)
-    prefix = None if store == "numbers" else data.draw(st.none() | WORDS)
+    # That of a key in JSON would begin with a quotation mark.
+    prefix = None if store in ("numbers", "customers") else data.draw(st.none() | WORDS)
     listing = data.draw(LISTING)
 
     def ordered(key: Any) -> bytes:

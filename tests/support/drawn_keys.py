@@ -21,4 +21,9 @@ json_keys: dict[str, st.SearchStrategy[Any]] = {
     "int64": st.integers(-(2**63), 2**63 - 1),
     "bytes": st.binary(max_size=20).map(lambda raw: base64.urlsafe_b64encode(raw).rstrip(b"=").decode()),
     "json": json_values,
+    "avro": st.recursive(
+        st.text(max_size=8) | st.integers(-(2**63), 2**63 - 1) | st.none() | st.booleans(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+        max_leaves=6,
+    ),
 }

@@ -179,6 +179,7 @@ def _all_but_kept_ends(log: _Log) -> _Queries:
 
 COMPACTABLE: Mapping[str, Callable[[_Log], _Queries]] = {
     "key-value": _all_but_last_values,
+    "schema-keys": _all_but_last_values,
     "latest": _all_but_highest_orders,
     "window": _all_but_kept_ends,
     "session": _all_but_kept_ends,

@@ -3,6 +3,9 @@
 A key has one *plain* form, its bytes in the changelog, which also decides its partition: Kafka's own
 serializers' bytes for ``string``, ``int32`` and ``int64``, RFC 8785 canonical JSON for ``json``. Its *ordered*
 form, used in the store, sorts as the key does.
+
+Keys with a schema of a registry are written in other bytes than these, which contain the schema's id; their plain
+form is JSON, whatever schema they were written with.
 """
 
 from __future__ import annotations
@@ -275,12 +278,14 @@ class JsonKey(KeyCodec):
         return plain
 
     def from_text(self, text: bytes) -> bytes:
+        return self.from_json(self._parsed(text))
+
+    def _parsed(self, text: bytes, **options: Any) -> Any:
         try:
-            value = json.loads(text.decode(), object_pairs_hook=_members)
+            return json.loads(text.decode(), object_pairs_hook=_members, **options)
         except (ValueError, RecursionError):
             shown = _shown(text.decode("utf-8", "replace"))
-            raise BadKey(f"The key {shown} is not JSON, as the key codec 'json' requires.") from None
-        return self.from_json(value)
+            raise BadKey(f"The key {shown} is not JSON, as the key codec '{self.name}' requires.") from None
 
     def fault(self, plain: bytes) -> str | None:
         fault = json_fault(plain)
@@ -293,12 +298,42 @@ class JsonKey(KeyCodec):
         return None if canonical == plain else "it is not in canonical form (RFC 8785)"
 
 
+def _no_fraction(text: str) -> None:
+    raise BadKey(f"The key has the number {text}; numbers of keys are whole, and written without fraction.")
+
+
+def _sorted_json(value: Any) -> bytes:
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
+    except (UnicodeEncodeError, RecursionError):
+        raise BadKey(
+            "The key has no form in JSON: it has half of a surrogate pair, or is nested too deep."
+        ) from None
+
+
+class AvroKey(JsonKey):
+    """What a schema of Avro decodes, as JSON with sorted members and whole numbers of any size."""
+
+    name = "avro"
+
+    def from_json(self, value: Any) -> bytes:
+        return self.from_text(_sorted_json(value))
+
+    def from_text(self, text: bytes) -> bytes:
+        return _sorted_json(self._parsed(text, parse_float=_no_fraction, parse_constant=_no_fraction))
+
+    def fault(self, plain: bytes) -> str | None:
+        # It was decoded by its schema.
+        return None
+
+
 _KEY_CODECS: tuple[KeyCodec, ...] = (
     StringKey(),
     IntegerKey("int32", 4),
     IntegerKey("int64", 8),
     BytesKey(),
     JsonKey(),
+    AvroKey(),
 )
 KEY_CODECS: dict[str, KeyCodec] = {codec.name: codec for codec in _KEY_CODECS}
 TEXT_KEY_CODECS: dict[str, KeyCodec] = {**KEY_CODECS, "int64": TextInt64Key()}

@@ -1,4 +1,4 @@
-"""Value codecs: what a stored value is in JSON.
+"""Value codecs: what a stored value is in JSON; and what keys are that carry the id of a schema, as values do.
 
 Values with a schema of a registry are in Confluent's wire format: a zero, a schema's id in four bytes, a payload.
 They are stored as they were written. Whoever knows a registry says how payloads are decoded; this
@@ -11,10 +11,12 @@ import base64
 import json
 import struct
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Protocol
 
 from forebay.codecs.keys import (
     AS_IT_IS_IN_JSON,
+    AvroKey,
     JsonKey,
     KeyCodec,
     StringKey,
@@ -192,6 +194,35 @@ class RegisteredValue:
         except Exception as error:
             return f"the schema {schema_id} does not decode it: {error or type(error).__name__}"
         return None
+
+
+_AVRO_KEY = AvroKey()
+_REMEMBERED_KEYS = 8_192
+_REMEMBERED_BYTES = 128
+"""Longer keys are decoded each time: the cache must be bounded in bytes."""
+
+
+def decoded_key(written: bytes) -> tuple[bytes, int]:
+    """The plain bytes of a key of ``avro`` as others write it, and the id of its schema.
+
+    Raises ``ValueError`` for what is no such key, and ``SchemaUnavailable`` if its schema is not known yet.
+    """
+    return _remembered_key(written) if len(written) <= _REMEMBERED_BYTES else _decoded_key(written)
+
+
+def _decoded_key(written: bytes) -> tuple[bytes, int]:
+    schema_id, payload = split(written)
+    try:
+        text = _known.decoder_of(_AVRO_KEY.name, schema_id, text_numbers=False, patient=True)(payload)
+        return _AVRO_KEY.from_text(text), schema_id
+    except SchemaUnavailable:
+        raise
+    except Exception as error:
+        raise ValueError(f"the schema {schema_id} does not decode it: {error or type(error).__name__}") from None
+
+
+_remembered_key = lru_cache(maxsize=_REMEMBERED_KEYS)(_decoded_key)
+"""A key is decoded when it is checked, and again when it is applied."""
 
 
 class JsonSchemaValue:

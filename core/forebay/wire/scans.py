@@ -77,6 +77,12 @@ class Scan:
     reverse: bool
 
     @property
+    def store_kind(self) -> StoreKind:
+        """The store's, as far as lists show it."""
+        own = self.spec.store_kind
+        return own if own.lists_times else self.route.store_kind
+
+    @property
     def digest(self) -> bytes:
         """Eight bytes that identify this scan, for cursors."""
         identity = (
@@ -100,7 +106,7 @@ class Scan:
 
     def selected(self, pairs: list[tuple[bytes, bytes]], oldest_ms: int | None) -> list[tuple[bytes, bytes]]:
         """Those stored keys and values whose times match, and are not before the oldest that is kept."""
-        kind = self.route.store_kind
+        kind = self.store_kind
         if not kind.lists_by_time:
             return pairs
         first = stored_time(self.first_ms if oldest_ms is None else max(self.first_ms, oldest_ms))
@@ -108,19 +114,19 @@ class Scan:
 
     def unproven(self, ranges: UnprovenRanges) -> UnprovenRanges:
         """Those of some unproven ranges in which this list may lack entries."""
-        ends_ms = self.route.store_kind.ends_selected(self.spec, self.first_ms, self.last_ms)
+        ends_ms = self.store_kind.ends_selected(self.spec, self.first_ms, self.last_ms)
         return () if ends_ms is None else tuple(one for one in ranges if one.meets(ends_ms))
 
     def timestamps_ms(self, keys: list[bytes], values: list[bytes]) -> Sequence[int]:
         """The timestamps of the records of some stored keys and their values."""
-        return self.route.store_kind.timestamps_ms(values, self._times_ms(keys))
+        return self.store_kind.timestamps_ms(values, self._times_ms(keys))
 
     def _times_ms(self, keys: list[bytes]) -> list[tuple[int, ...]]:
-        return self.spec.stored_keys.times_ms(keys) if self.route.store_kind.time_names else []
+        return self.spec.stored_keys.times_ms(keys) if self.store_kind.time_names else []
 
     def items(self, keys: list[bytes], values: list[bytes]) -> list[bytes]:
         """The JSON of each item, of its stored key and its value."""
-        spec, kind = self.spec, self.route.store_kind
+        spec, kind = self.spec, self.store_kind
         value, texts = kind.values_json(spec.value_codec, values)
         times_ms = self._times_ms(keys)
         times = kind.shown_times_ms(spec, times_ms) if kind.time_names else []

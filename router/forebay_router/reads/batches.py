@@ -258,7 +258,7 @@ class _BatchGet:
                     for index, (status, body) in zip(indices, results, strict=True):
                         answer = HttpAnswer(status, b"", body)
                         timed_answers[index].append(TimedAnswer(answer, as_of_boot_ms))
-                        if decides(answer):
+                        if decides(self.spec, answer):
                             undecided.discard(index)
                 if not undecided:
                     break

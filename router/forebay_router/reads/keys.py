@@ -1,7 +1,8 @@
 """Reads of one key, even if the store's partitioner is unknown: then every partition is asked.
 
 A key is in one partition, so the first that has it answers. A miss is reported only once every partition has
-reported it within the bounds.
+reported it within the bounds. A key that carries the id of a schema may be in several, in a form for each: the
+newest value counts, once every partition has answered.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 from collections.abc import Sequence
 
 from forebay.clock import boot_ms
-from forebay.codecs.keys import from_segment
+from forebay.codecs.keys import AvroKey, from_segment
 from forebay.errors import UnknownKey
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, worst_lag
 from forebay.store_spec import StoreSpec
@@ -114,7 +115,7 @@ async def _search_once(
     try:
         for task in asyncio.as_completed(tasks):
             timed_answers.append(await task)
-            if decides(timed_answers[-1].answer):
+            if decides(spec, timed_answers[-1].answer):
                 break
     finally:
         for one in tasks:
@@ -124,21 +125,30 @@ async def _search_once(
     return answer_by_now(answer, now - as_of_boot_ms, UNLIMITED, spec.name)
 
 
-def decides(answer: HttpAnswer) -> bool:
+def decides(spec: StoreSpec, answer: HttpAnswer) -> bool:
     """Whether one partition's answer settles the read: it has the key, had it, or the request is at fault."""
+    if answer.status == 200 and _has_forms(spec):
+        return False
     return answer.status in FINAL and answer.status != UnknownKey.status
+
+
+def _has_forms(spec: StoreSpec) -> bool:
+    return spec.key == AvroKey.name
 
 
 def verdict(spec: StoreSpec, timed_answers: Sequence[TimedAnswer]) -> HttpAnswer:
     """The partitions' combined answer: one that settles it, else the gravest refusal, else a miss."""
     answers = [each.answer for each in timed_answers]
     for answer in answers:
-        if decides(answer):
+        if decides(spec, answer):
             return answer
     for status in _GRAVEST_FIRST:
         for answer in answers:
             if answer.status == status:
                 return answer
+    values = [answer for answer in answers if answer.status == 200]
+    if values:
+        return max(values, key=lambda answer: int(json.loads(answer.body)["timestamp_ms"]))
     refused = next((answer for answer in answers if answer.status != UnknownKey.status), None)
     return refused or _miss_of_all(spec, timed_answers)
 

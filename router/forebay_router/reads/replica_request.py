@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from forebay.clock import boot_ms
+from forebay.codecs.keys import JsonKey
 from forebay.errors import UnknownKey
 from forebay.lag import Tolerance
 from forebay.store_spec import StoreSpec
@@ -44,7 +45,7 @@ class NamedKey(NamedTuple):
         """The names of a key, by its plain bytes."""
         key = spec.key_codec.to_json(plain)
         # A miss is written as JSON anew.
-        again = key if spec.key != "json" else _written(json.loads(key))
+        again = _written(json.loads(key)) if isinstance(spec.key_codec, JsonKey) else key
         return cls(
             b'{"store":"%b","key":%b,' % (spec.name_bytes, key),
             b'"store":"%b","key":%b' % (spec.name_bytes, again),

@@ -155,9 +155,11 @@ def _version(admitted: Admitted, plain: bytes, parameters: ReadParameters) -> by
         if parameters.as_of_ms is not None
         else successor(keys.prefix(plain))
     )
-    for _, value in scanned(admitted, keys.prefix(plain), end, reverse=True):
-        return None if is_forgotten(admitted, plain, parameters.as_of_ms) else decode_version(value)
-    return None
+    kind = admitted.view.spec.store_kind
+    found = kind.newest(scanned(admitted, keys.prefix(plain), end, reverse=True))
+    if found is None or is_forgotten(admitted, plain, parameters.as_of_ms):
+        return None
+    return decode_version(found[1]) if kind.last_entry_wins else found[1]
 
 
 def newest_version(admitted: Admitted, prefix: bytes) -> tuple[bytes, bytes] | None:

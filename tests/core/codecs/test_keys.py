@@ -142,6 +142,13 @@ def test_bytes_that_are_no_utf8_can_be_a_key_of_a_bytes_store() -> None:
         ("json", b'"%5Cud800"'),
         ("json", b"%FF"),
         ("json", b'{"region":"eu","region":"us"}'),
+        ("avro", b"{"),
+        ("avro", b"NaN"),
+        ("avro", b"1.5"),
+        ("avro", b"1e3"),
+        ("avro", b'"%5Cud800"'),
+        ("avro", b"1" * 5000),
+        ("avro", b'{"region":"eu","region":"us"}'),
     ],
 )
 def test_a_segment_that_is_no_key_of_the_codec_is_a_bad_key(name: str, segment: bytes) -> None:

@@ -77,7 +77,7 @@ class KeySelection:
         spec, keys = self.spec, self.spec.stored_keys
         plains = keys.plains([key + _NO_TIME for key in stored] if self.versioned else stored)
         form, texts = all_to_json(spec.key_codec, plains)
-        kind = self.scan.route.store_kind
+        kind = self.scan.store_kind
         times = kind.shown_times_ms(spec, keys.times_ms(stored)) if kind.time_names else []
         named = item_form(kind, form, None)
         return [named % item for item in zip(texts, *times, strict=True)]

@@ -18,6 +18,10 @@ SchemaId = Annotated[
     Natural | UnsetType,
     Meta(description="The schema that a registry has for the value, if the store's values carry it."),
 ]
+KeySchemaId = Annotated[
+    Natural | UnsetType,
+    Meta(description="The schema that a registry has for the key, if the store's keys carry it."),
+]
 
 
 class RecordHeader(Struct, frozen=True):
@@ -107,6 +111,7 @@ def list_answer(kind: StoreKind, keyed: bool) -> type[Struct]:
     name = f"{'Key' if keyed else ''}{kind.items.capitalize()}"
     key: list[tuple[str, Any]] = [("key", JsonValue)]
     times = [(time, int) for time in kind.time_names]
+    of_schema_keys = () if kind.with_schema_keys is None else kind.with_schema_keys.time_names
     item = defstruct(
         f"{name}Item",
         [
@@ -116,6 +121,7 @@ def list_answer(kind: StoreKind, keyed: bool) -> type[Struct]:
             ("timestamp_ms", TimestampMs),
             ("schema_id", SchemaId, UNSET),
             ("headers", RecordHeaders, UNSET),
+            *((name, KeySchemaId, UNSET) for name in of_schema_keys),
         ],
         frozen=True,
     )
