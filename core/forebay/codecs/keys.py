@@ -264,6 +264,7 @@ class JsonKey(KeyCodec):
     """Any JSON value in its RFC 8785 canonical form; the codec of keys made of several columns."""
 
     name = "json"
+    _decode = json.JSONDecoder(object_pairs_hook=_members).decode
 
     def from_json(self, value: Any) -> bytes:
         try:
@@ -280,9 +281,9 @@ class JsonKey(KeyCodec):
     def from_text(self, text: bytes) -> bytes:
         return self.from_json(self._parsed(text))
 
-    def _parsed(self, text: bytes, **options: Any) -> Any:
+    def _parsed(self, text: bytes) -> Any:
         try:
-            return json.loads(text.decode(), object_pairs_hook=_members, **options)
+            return self._decode(text.decode())
         except (ValueError, RecursionError):
             shown = _shown(text.decode("utf-8", "replace"))
             raise BadKey(f"The key {shown} is not JSON, as the key codec '{self.name}' requires.") from None
@@ -302,9 +303,12 @@ def _no_fraction(text: str) -> None:
     raise BadKey(f"The key has the number {text}; numbers of keys are whole, and written without fraction.")
 
 
+_SORTED = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
+
+
 def _sorted_json(value: Any) -> bytes:
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
+        return _SORTED(value).encode()
     except (UnicodeEncodeError, RecursionError):
         raise BadKey(
             "The key has no form in JSON: it has half of a surrogate pair, or is nested too deep."
@@ -315,12 +319,15 @@ class AvroKey(JsonKey):
     """What a schema of Avro decodes, as JSON with sorted members and whole numbers of any size."""
 
     name = "avro"
+    _decode = json.JSONDecoder(
+        object_pairs_hook=_members, parse_float=_no_fraction, parse_constant=_no_fraction
+    ).decode
 
     def from_json(self, value: Any) -> bytes:
         return self.from_text(_sorted_json(value))
 
     def from_text(self, text: bytes) -> bytes:
-        return _sorted_json(self._parsed(text, parse_float=_no_fraction, parse_constant=_no_fraction))
+        return _sorted_json(self._parsed(text))
 
     def fault(self, plain: bytes) -> str | None:
         # It was decoded by its schema.
