@@ -78,9 +78,9 @@ class Scan:
 
     @property
     def store_kind(self) -> StoreKind:
-        """The store's, as far as lists show it."""
+        """The store's, as far as the items show it: orders are not listed, and versions are followed as entries."""
         own = self.spec.store_kind
-        return own if own.lists_times else self.route.store_kind
+        return own if own.lists_times and own.items == self.route.items else self.route.store_kind
 
     @property
     def digest(self) -> bytes:
