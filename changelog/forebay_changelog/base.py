@@ -127,15 +127,17 @@ class Batch(NamedTuple):
     """Whether nothing but an operator moves the log's beginning: then one that moved has lost records."""
     epochs: tuple[EpochStart, ...] = ()
     """The epochs of the records; empty where the log has none, so that it cannot prove itself."""
+    skipped_to: int = 0
+    """The offset after the last record that was read but left out, 0 if none was."""
 
     def proof(self, before: OffsetAndEpoch | None) -> OffsetAndEpoch | None:
         """Where a reader stands after these records, as ``Consumer.assign`` takes it.
 
         Why it is not the position: that may be behind a transaction's marker of a later epoch.
         """
-        if not self.records:
+        offset = max(self.records[-1][0] + 1 if self.records else 0, self.skipped_to)
+        if not offset:
             return before
-        offset = self.records[-1][0] + 1
         epoch = epoch_before(self.epochs, offset)
         return None if epoch is None else OffsetAndEpoch(offset, epoch)
 
@@ -167,7 +169,8 @@ class Consumer(Protocol):
         """Read a partition from this position on, from the next poll.
 
         ``proof`` is the point after the last record that was read before. Nothing is returned, no end either,
-        until the log is known to have that record: if it does not, the batch says that it is ``truncated``.
+        until the log is known to have that record: if it does not, or has another between that and the position,
+        the batch says that it is ``truncated``.
         """
         ...
 

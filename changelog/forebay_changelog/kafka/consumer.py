@@ -252,8 +252,9 @@ class KafkaConsumer:
         before = assigned.position
         records = fetched.records
         if records and records[0][0] < before:
-            # They are between the proof and the position, and were skipped as bad ones.
-            records = [record for record in records if record[0] >= before]
+            # After the proof there was nothing to read as far as the position, such as an aborted transaction.
+            self._take_failure(tp, Fetched([], lost=True, truncated=True))
+            return None
         after = max(before, fetched.position)
         gap = after - before != len(records) and not self._states.is_young(tp.topic, assigned.newest_epoch_ms)
         if after != before:

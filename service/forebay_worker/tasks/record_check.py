@@ -42,7 +42,8 @@ def fitting(spec: StoreSpec, batch: Batch) -> Fitting:
     if spec.on_bad_value == "skip":
         numbers = {number for number, _ in bad}
         kept = [record for number, record in enumerate(batch.records) if number not in numbers]
-        return Fitting(batch._replace(records=kept), len(bad), schema)
+        skipped_to = batch.records[bad[-1][0]][0] + 1
+        return Fitting(batch._replace(records=kept, skipped_to=skipped_to), len(bad), schema)
     first, fault = bad[0]
     offset = batch.records[first][0]
     topic, partition = batch.topic_partition

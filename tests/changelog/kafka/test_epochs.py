@@ -112,6 +112,27 @@ def test_elections_and_open_transactions_cost_no_proof(broker):
         assert reader.values == [b"3"]
 
 
+def test_records_in_the_place_of_an_aborted_transaction_are_not_passed_over(broker, tmp_path):
+    """What was read before it is still there, so only they show that the log was cut."""
+    changelog, (tp,) = made_with(broker, 1)
+    write(changelog, tp, 0, 10)
+    writer = Writer(changelog, tp, "w")
+    with writer.transaction(commit=False):
+        writer.send(*((b"k%d" % n, b"aborted") for n in range(10)))
+    with Reader(changelog, tp) as reader:
+        reader.read(21)
+        assert reader.proof == OffsetAndEpoch(10, reader.proof.epoch)
+        proof = reader.proof
+    broker.stop()
+    cut_log(tmp_path / "kafka", tp, 10)
+    broker.start()
+    write(changelog, tp, 200, 240)
+    with Reader(changelog, tp, position=21, proof=proof) as reader:
+        reader.poll_until(lambda: reader.newest.truncated or reader.newest.position == 50, "an answer")
+        assert reader.newest.truncated
+        assert reader.values == []
+
+
 def test_a_compacted_log_still_proves_itself(broker):
     changelog, (tp,) = made_with(broker, 1)
     write(changelog, tp, 0, 10)

@@ -13,6 +13,7 @@ import pytest
 
 from forebay.codecs.values import headed
 from forebay.lag import EndOffset
+from forebay.log_epochs import EpochStart, OffsetAndEpoch
 from forebay.state_store import CommittedOffset
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
@@ -142,6 +143,14 @@ def test_skipped_records_are_counted_and_passed():
     found = fitting(SKIPS, batch((b"a", b"1"), (None, b"2"), (b"b", b"NaN"), (b"c", b"3")))
     assert [record[1] for record in found.batch.records] == [b"a", b"c"]
     assert (found.batch.position, found.skipped, found.stopped_by) == (11, 2, None)
+
+
+def test_a_skipped_record_is_part_of_the_proof():
+    """Others between the proof and the position show that the log was cut."""
+    read = batch((b"a", b"1"), (b"b", b"NaN"))._replace(epochs=(EpochStart(7, 3), EpochStart(8, 4)))
+    found = fitting(SKIPS, read).batch
+    assert found.proof(None) == read.proof(None) == OffsetAndEpoch(9, 4)
+    assert found._replace(records=[]).proof(OffsetAndEpoch(5, 2)) == OffsetAndEpoch(9, 4)
 
 
 def test_heartbeats_are_not_held_against_the_codecs():
