@@ -12,7 +12,7 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "core": Part("forebay", 9_180, 7_850),
+    "core": Part("forebay", 9_190, 7_850),
     "changelog": Part("forebay_changelog", 6_440, 5_550),
     "client": Part("forebay_client", 3_920, 3_885),
     "web": Part("forebay_web", 6_750, 5_500),
