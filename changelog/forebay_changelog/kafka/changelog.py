@@ -16,9 +16,9 @@ from forebay.task_ids import TopicPartition
 from forebay_changelog.base import CompactionLimits, Consumer, Heartbeat, Rows
 from forebay_changelog.kafka.consumer import KafkaConsumer
 from forebay_changelog.kafka.fetcher import Fetcher
-from forebay_changelog.kafka.heartbeats import BATCH_TIMEOUT_MS, HeartbeatWriter
 from forebay_changelog.kafka.superseded_records import append_deletions, append_tombstones
 from forebay_changelog.kafka.topics import KafkaTopics
+from forebay_changelog.kafka.transactional_writer import BATCH_TIMEOUT_MS, TransactionalWriter
 from forebay_changelog.kafka.transient_errors import passes
 from forebay_changelog.kafka.url import KafkaUrl
 from forebay_changelog.kafka.writer_ownership import has_completed, has_written, known_writers, last_heartbeat
@@ -38,7 +38,7 @@ class KafkaChangelog:
         self.kafka = KafkaUrl.parse(url)
         self._topics = KafkaTopics(self.kafka)
         self._lock = threading.Lock()
-        self._writers: dict[tuple[str, str], tuple[threading.Lock, dict[str, HeartbeatWriter]]] = {}
+        self._writers: dict[tuple[str, str], tuple[threading.Lock, dict[str, TransactionalWriter]]] = {}
         """By topic and writer: its lock, and the heartbeat writers of all queries that wrote under that name."""
         self._partitions: dict[str, int] = {}
 
@@ -96,7 +96,7 @@ class KafkaChangelog:
             return last_heartbeat(self.kafka, topic, writer)
 
     @contextlib.contextmanager
-    def _writing(self, topic: str, writer: str, query_id: str) -> Iterator[HeartbeatWriter]:
+    def _writing(self, topic: str, writer: str, query_id: str) -> Iterator[TransactionalWriter]:
         """What a query writes heartbeats with under a name, while no other thread writes under it."""
         with self._lock:
             turn, queries = self._writers.setdefault((topic, writer), (threading.Lock(), {}))
@@ -107,7 +107,7 @@ class KafkaChangelog:
             if query_id not in queries:
                 for earlier in queries.values():
                     earlier.supersede()
-                queries[query_id] = HeartbeatWriter(self.kafka, topic, writer, query_id)
+                queries[query_id] = TransactionalWriter(self.kafka, topic, writer, query_id)
             yield queries[query_id]
 
     def has_written(self, topic: str, *, writer: str, query_id: str) -> bool | None:
@@ -141,7 +141,7 @@ class KafkaChangelog:
         return known
 
     def retire_writer(self, topic: str, writer: str, *, completed: bool = False) -> None:
-        writing = HeartbeatWriter(self.kafka, topic, writer, None, completed=completed)
+        writing = TransactionalWriter(self.kafka, topic, writer, None, completed=completed)
         writing.append(self._topics.describe(topic).partitions, None)
         with self._lock:
             # What wrote under the name here is fenced now.

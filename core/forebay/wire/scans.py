@@ -78,7 +78,7 @@ class Scan:
 
     @property
     def store_kind(self) -> StoreKind:
-        """The store's, as far as the items show it: orders are not listed, and versions are followed as entries."""
+        """The store's, as far as items show it: orders are not listed, and versions are followed as entries."""
         own = self.spec.store_kind
         return own if own.lists_times and own.items == self.route.items else self.route.store_kind
 

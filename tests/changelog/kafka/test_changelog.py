@@ -368,7 +368,7 @@ def test_a_superseded_writer_learns_it_and_stays_superseded(changelog, kafka_url
 @pytest.mark.parametrize("another", [False, True])
 def test_paused_writer_is_superseded_only_by_another(changelog, kafka_url, admin, monkeypatch, another):
     """A writer whose transaction the brokers aborted goes on, unless another query took its name."""
-    monkeypatch.setattr("forebay_changelog.kafka.heartbeats._TRANSACTION_TIMEOUT_MS", 1_000)
+    monkeypatch.setattr("forebay_changelog.kafka.transactional_writer._TRANSACTION_TIMEOUT_MS", 1_000)
     store = spec(partitions=1)
     changelog.ensure(store)
     end = TopicPartition(store.topic, 0)
@@ -406,7 +406,7 @@ def test_paused_writer_is_superseded_only_by_another(changelog, kafka_url, admin
 
 def test_batch_may_take_longer_than_a_heartbeat(changelog, monkeypatch):
     """Also where the same query's last write was a heartbeat."""
-    monkeypatch.setattr("forebay_changelog.kafka.heartbeats._TRANSACTION_TIMEOUT_MS", 1_000)
+    monkeypatch.setattr("forebay_changelog.kafka.transactional_writer._TRANSACTION_TIMEOUT_MS", 1_000)
     store = spec(partitions=1)
     changelog.ensure(store)
     names = {"writer": "w", "query_id": "q"}
@@ -425,7 +425,7 @@ def test_batch_may_take_longer_than_a_heartbeat(changelog, monkeypatch):
 
 
 def test_batch_that_the_brokers_aborted_may_be_repeated(changelog, admin, monkeypatch):
-    monkeypatch.setattr("forebay_changelog.kafka.heartbeats._TRANSACTION_TIMEOUT_MS", 1_000)
+    monkeypatch.setattr("forebay_changelog.kafka.transactional_writer._TRANSACTION_TIMEOUT_MS", 1_000)
     monkeypatch.setattr("forebay_changelog.kafka.changelog.BATCH_TIMEOUT_MS", 1_000)
     store = spec(partitions=1)
     changelog.ensure(store)

@@ -37,7 +37,7 @@ assert done.wait(20)
 _PRODUCER_COLLECTED_IN_ITS_OWN_THREAD = """
 import gc, sys, threading, time
 from confluent_kafka import Producer
-from forebay_changelog.kafka.heartbeats import HeartbeatWriter
+from forebay_changelog.kafka.transactional_writer import TransactionalWriter
 from forebay_changelog.kafka.url import KafkaUrl
 
 class Holder:
@@ -55,7 +55,7 @@ def token(_):
 
 url = KafkaUrl.parse(sys.argv[1])
 holder = Holder()
-holder.itself, holder.writer = holder, HeartbeatWriter(url, "t", "w", "q")
+holder.itself, holder.writer = holder, TransactionalWriter(url, "t", "w", "q")
 oauth = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "OAUTHBEARER", "oauth_cb": token}
 holder.writer._producer = Producer({"bootstrap.servers": url.bootstrap_servers, **oauth})
 del holder

@@ -25,10 +25,10 @@ _MAX_SOCKET_TIMEOUT_MS = 60_000
 _FENCED = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})
 
 
-class HeartbeatWriter:
+class TransactionalWriter:
     """Appends one writer's heartbeats to every partition of a topic, all or none, and rows before them.
 
-    The first heartbeat fences an earlier ``HeartbeatWriter`` of the same topic and writer, whose next heartbeat
+    The first heartbeat fences an earlier ``TransactionalWriter`` of the same topic and writer, whose next one
     raises ``BatchConflict``. So does the first heartbeat of a query that another superseded, even after a restart,
     since the topic records that. ``query_id`` is None if it only retires the writer, as ``completed`` if that has
     written all that it had to.
