@@ -61,7 +61,7 @@ def tail(
 ) -> None:
     """Print the records of STORE's log, partition by partition: keys and values by the store's codecs.
 
-    Values of avro and protobuf need --schema-registry. Headers are shown where the store keeps them.
+    Keys and values of avro and protobuf need --schema-registry. Headers are shown where the store keeps them.
     """
     if from_beginning and last is not None:
         raise SettingError("--from-beginning prints all records; leave out either it or --last.")

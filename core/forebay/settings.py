@@ -231,9 +231,9 @@ class WorkerSettings(TierSettings):
         300_000,
     )
     schema_registry: str | None = setting(
-        "URL of the schema registry, for stores of `avro` values: `https://HOST:PORT`, with the properties of "
-        "Confluent's Python client as a query or in `?properties=FILE`, such as `basic.auth.user.info` and "
-        "`ssl.ca.location`."
+        "URL of the schema registry, for stores of `avro` keys or values: `https://HOST:PORT`, with the "
+        "properties of Confluent's Python client as a query or in `?properties=FILE`, such as "
+        "`basic.auth.user.info` and `ssl.ca.location`."
     )
     snapshots: str | None = setting(
         "URL of a directory or object store for snapshots of stores: `file:///DIRECTORY`, `s3://BUCKET/PREFIX`, "

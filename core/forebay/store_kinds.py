@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, TypeAlias
+from zlib import crc32
 
 from forebay.clock import latest_epoch_ms
 from forebay.codecs.values import ValueCodec, all_to_json, decoded_key
@@ -245,10 +246,10 @@ class LatestKind(StoreKind):
 
 @dataclass(frozen=True)
 class SchemaKeyKind(StoreKind):
-    """A key is followed by the id of the schema that it was written with.
+    """A key is followed by the id of the schema that it was written with, and a check sum of what was written.
 
     Why an entry for each: to the log they are different keys. A deletion of one leaves the others, in every replay
-    of a compacted log.
+    of a compacted log. Of one schema two may be equal as JSON, such as maps, and branches of a union.
     """
 
     name = "key-value"
@@ -262,7 +263,11 @@ class SchemaKeyKind(StoreKind):
 
     def split_changelog(self, key: bytes, timestamp_ms: int) -> LogicalKey:
         plain, schema_id = decoded_key(key)
-        return LogicalKey(plain, (schema_id,))
+        return LogicalKey(plain, ((schema_id << 32 | crc32(key)) + MIN_TIME_MS,))
+
+    def shown_times_ms(self, store: Retention, times_ms: Columns) -> Columns:
+        [forms] = times_ms
+        return [tuple(form - MIN_TIME_MS >> 32 for form in forms)]
 
     def newest(self, pairs: Iterable[Pair]) -> Pair | None:
         # A schema that is gone back to has a lower id.

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from forebay.client import Client
 from forebay.partitioning import Murmur2Partitioner
+from forebay.position import decode_position
 from tests.support.cluster import Cluster, running_cluster, wait_until
 from tests.support.commands import forebay
 from tests.support.schema_registry import SchemaRegistry
@@ -63,7 +65,7 @@ class Producer:
         self._registry = registry
         self._batches = 0
 
-    def written(self, key: dict[str, Any], schema: Any) -> bytes:
+    def written(self, key: Any, schema: Any) -> bytes:
         """The bytes of a key."""
         self._registry.is_away, away = False, self._registry.is_away
         client = SchemaRegistryClient({"url": self._registry.url})
@@ -71,10 +73,10 @@ class Producer:
         self._registry.is_away = away
         return found
 
-    def partition(self, key: dict[str, Any], schema: Any) -> int:
+    def partition(self, key: Any, schema: Any) -> int:
         return Murmur2Partitioner().partition(self.written(key, schema), PARTITIONS)
 
-    def put(self, key: dict[str, Any], schema: Any, value: str | None, timestamp_ms: int) -> None:
+    def put(self, key: Any, schema: Any, value: str | None, timestamp_ms: int) -> None:
         """Append one record."""
         self._batches += 1
         row = (self.written(key, schema), None if value is None else value.encode(), timestamp_ms)
@@ -127,8 +129,13 @@ def test_the_newest_form_of_a_key_is_its_value(cluster, registry, moves):
     router = cluster.start_router()
     cluster.wait_settled(router)
     assert value_of(router, key) == "first"
-    answer = read(router, {"at": "é", "id": key["id"]}).json()
-    assert (answer["key"], answer["partition"]) == (key, producer.partition(key, OLD))
+    answer = read(router, {"at": "é", "id": key["id"]})
+    document = answer.json()
+    assert (document["key"], document["partition"]) == (key, producer.partition(key, OLD))
+    # What other partitions say is part of the answer.
+    assert decode_position(document["position"]).offsets.keys() == {0, 1, 2}
+    assert answer.headers["forebay-position"] == document["position"]
+    assert answer.headers["forebay-time-lag-ms"] == str(document["lag"]["time_lag_ms"])
     for at_ms, schema, value, newest in (
         (2_000, NEW, "second", "second"),
         (3_000, OLD, "third", "third"),
@@ -142,6 +149,54 @@ def test_the_newest_form_of_a_key_is_its_value(cluster, registry, moves):
         ]
         assert result.get("value") == newest
         assert ("problem" in result) == (newest is None)
+
+
+@pytest.mark.parametrize("moves", [True, False], ids=["in two partitions", "in one"])
+def test_an_older_form_does_not_count(cluster, registry, moves):
+    """Not even if it is too old for the read. Of two forms of one time it is always the same that counts."""
+    producer = Producer(cluster, registry)
+    key = found_by(producer, KEYS, moves=moves)
+    now_ms = int(time.time() * 1000)
+    producer.put(key, OLD, "first", 1)
+    producer.put(key, NEW, "second", now_ms)
+    worker = cluster.start_worker()
+    router = cluster.start_router()
+    cluster.wait_settled(router, replicas=1)
+    assert read(router, key, max_record_age_ms=600_000).json()["value"] == "second"
+    query = {"max_record_age_ms": 600_000}
+    batch = httpx.post(f"http://{router}/v1/stores/customers/batch-get", params=query, json={"keys": [key]}).json()
+    assert batch["results"][0]["value"] == "second"
+    refused = read(worker, key, partition=producer.partition(key, OLD), max_record_age_ms=600_000)
+    assert refused.status_code == (412 if moves else 200)
+    producer.put(key, OLD, "third", now_ms)
+    wait_until(lambda: "third" in httpx.get(f"http://{router}/v1/stores/customers/entries").text, "the third")
+    assert len({value_of(router, key) for _ in range(20)}) == 1
+
+
+EITHER = [
+    {"type": "record", "name": "Customer", "fields": [{"name": "id", "type": "long"}]},
+    {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]},
+]
+
+
+def test_keys_that_only_their_type_tells_apart_are_kept_apart(cluster, registry):
+    """They are one key in JSON. A deletion of one leaves the other, whatever compaction has removed."""
+    producer = Producer(cluster, registry)
+    customer, order = (("Customer", {"id": 7}), ("Order", {"id": 7}))
+    for at_ms, (key, value) in enumerate(((customer, "c"), (order, "o")), 1):
+        producer.put(key, EITHER, value, at_ms)
+    cluster.start_worker()
+    router = cluster.start_router()
+    cluster.wait_settled(router, replicas=1)
+    entries = f"http://{router}/v1/stores/customers/entries"
+    found = httpx.get(entries).json()["entries"]
+    assert sorted((one["value"], one["key"], one["key_schema_id"]) for one in found) == [
+        ("c", {"id": 7}, 100),
+        ("o", {"id": 7}, 100),
+    ]
+    assert value_of(router, {"id": 7}) == "o"
+    producer.put(order, EITHER, None, 3)
+    wait_until(lambda: value_of(router, {"id": 7}) == "c", "the other one")
 
 
 def test_lists_and_streams_name_the_schema_of_a_key(cluster, registry):

@@ -139,7 +139,7 @@ class UnknownSchema(ValueError):
 
 
 def _no_registry(codec: str, schema_id: int, *, text_numbers: bool, patient: bool) -> Decode:
-    raise SchemaUnavailable(f"The value has the schema {schema_id}, and this process knows no schema registry.")
+    raise SchemaUnavailable(f"It has the schema {schema_id}, and this process knows no schema registry.")
 
 
 class _KnownSchemas:

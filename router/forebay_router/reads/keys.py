@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from forebay.clock import boot_ms
 from forebay.codecs.keys import AvroKey, from_segment
-from forebay.errors import UnknownKey
+from forebay.errors import RecordTooOld, UnknownKey
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, worst_lag
 from forebay.store_spec import StoreSpec
 from forebay.wire.answer_aging import aged, answer_by_now, bounds_exceeded, time_reserved_for_retry_ms
@@ -31,6 +31,8 @@ from forebay_router.router import Router
 from forebay_web.limits import Peer
 
 _GRAVEST_FIRST = (503, 504, 429, 412)
+_TOO_OLD = b"urn:forebay:problem:%b" % RecordTooOld.name.encode()
+_AFTER_VALUE = b',"timestamp_ms":'
 
 
 async def read_key(
@@ -142,15 +144,49 @@ def verdict(spec: StoreSpec, timed_answers: Sequence[TimedAnswer]) -> HttpAnswer
     for answer in answers:
         if decides(spec, answer):
             return answer
+    has_value = any(answer.status == 200 for answer in answers)
     for status in _GRAVEST_FIRST:
         for answer in answers:
-            if answer.status == status:
+            # Of several forms of a key, older ones than the newest are of no interest.
+            if answer.status == status and not (has_value and _TOO_OLD in answer.body):
                 return answer
-    values = [answer for answer in answers if answer.status == 200]
-    if values:
-        return max(values, key=lambda answer: int(json.loads(answer.body)["timestamp_ms"]))
+    if has_value:
+        return _newest_form(timed_answers)
     refused = next((answer for answer in answers if answer.status != UnknownKey.status), None)
     return refused or _miss_of_all(spec, timed_answers)
+
+
+def _newest_form(timed_answers: Sequence[TimedAnswer]) -> HttpAnswer:
+    """The newest of a key's forms, with the worst lag of all partitions, and one combined position.
+
+    Why theirs: each may have a newer one, or will delete this.
+    """
+    now, sources, forms = boot_ms(), [], []
+    for answer, as_of_boot_ms, *_ in timed_answers:
+        # A value may be anything, of any size; what follows it is the worker's.
+        at = answer.body.rfind(_AFTER_VALUE) if answer.status == 200 else 0
+        source = json.loads(b"{" + answer.body[at + 1 :])
+        if not source.keys() >= {"position", "lag"}:
+            # A refusal of an older form.
+            continue
+        source["lag"] = Lag(**source["lag"]).aged(now - as_of_boot_ms).document()
+        sources.append(source)
+        if at:
+            forms.append((source["timestamp_ms"], source["partition"], at, source, answer))
+    *_, at, newest, answer = max(forms, key=lambda form: form[:2])
+    lag, position = worst_lag([Lag(**source["lag"]) for source in sources]), joined_position(sources)
+    before, stated = aged(answer.body, 0)[1], newest["position"]
+    assert before is not None
+    members = {**newest, "position": position or stated, "lag": lag.document()}
+    tail = json.dumps(members, ensure_ascii=False, separators=(",", ":")).encode()
+    head = answer.head.replace(lag_head(before), lag_head(lag), 1)
+    if position is not None:
+        head = head.replace(_position_line(stated), _position_line(position), 1)
+    return HttpAnswer(200, head, b"%b,%b" % (answer.body[:at], tail[1:]))
+
+
+def _position_line(position: str) -> bytes:
+    return b"forebay-position: %b\r\n" % position.encode()
 
 
 def _miss_of_all(spec: StoreSpec, timed_answers: Sequence[TimedAnswer]) -> HttpAnswer:
@@ -171,5 +207,5 @@ def _miss_of_all(spec: StoreSpec, timed_answers: Sequence[TimedAnswer]) -> HttpA
         partitions=sources,
         lag=lag.document(),
     )
-    token = b"" if position is None else b"forebay-position: %b\r\n" % position.encode()
+    token = b"" if position is None else _position_line(position)
     return problem_answer(problem, lines=lag_head(lag) + token)
