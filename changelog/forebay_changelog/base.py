@@ -130,16 +130,20 @@ class Batch(NamedTuple):
     skipped_to: int = 0
     """The offset after the last record that was read but left out, 0 if none was."""
 
+    @property
+    def read_to(self) -> int:
+        """The offset after the last record, if it was left out too; 0 if there was none."""
+        return max(self.records[-1][0] + 1 if self.records else 0, self.skipped_to)
+
     def proof(self, before: OffsetAndEpoch | None) -> OffsetAndEpoch | None:
         """Where a reader stands after these records, as ``Consumer.assign`` takes it.
 
         Why it is not the position: that may be behind a transaction's marker of a later epoch.
         """
-        offset = max(self.records[-1][0] + 1 if self.records else 0, self.skipped_to)
-        if not offset:
+        if not self.read_to:
             return before
-        epoch = epoch_before(self.epochs, offset)
-        return None if epoch is None else OffsetAndEpoch(offset, epoch)
+        epoch = epoch_before(self.epochs, self.read_to)
+        return None if epoch is None else OffsetAndEpoch(self.read_to, epoch)
 
     def slices(self, max_records: int) -> Iterator[Batch]:
         """The same in parts of at most this many records; only the last says what is true of the whole."""

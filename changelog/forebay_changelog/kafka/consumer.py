@@ -353,12 +353,12 @@ class KafkaConsumer:
                 or self._states.get(tp.topic) is None
             ):
                 continue
-            proof = assigned.proof
+            proof, start = assigned.proof, assigned.position or assigned.beginning
             if proof is not None and proof.offset < assigned.beginning:
-                # The log no longer has the record whose epoch could be compared.
-                proof = None
+                # The log no longer has the record whose epoch could be compared. After it there were no others.
+                proof, start = None, min(start, assigned.beginning)
             assigned.is_proven = proof is None
-            self._fetcher.start(tp, assigned.position or assigned.beginning, proof)
+            self._fetcher.start(tp, start, proof)
             self._not_fetched.discard(tp)
 
     def _stop_fetching(self, tp: TopicPartition) -> None:

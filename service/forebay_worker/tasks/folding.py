@@ -223,9 +223,7 @@ def _has_begun(before: CommittedOffset) -> bool:
 
 
 def _epochs_after(before: CommittedOffset, batch: Batch) -> Sequence[EpochStart]:
-    if not batch.records:
-        return before.epochs
-    return merged_epochs(before.epochs, batch.epochs, batch.records[-1][0] + 1)
+    return merged_epochs(before.epochs, batch.epochs, batch.read_to)
 
 
 def misplaced_keys(

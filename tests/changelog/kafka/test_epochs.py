@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient
 
 from examples.broker import Broker
@@ -18,8 +19,6 @@ from tests.support.kafka_topics import Reader, Writer, made, spec
 
 pytestmark = pytest.mark.kafka
 
-COMPACT = {"cleanup.policy": "compact"}
-
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
@@ -28,10 +27,12 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield broker
 
 
-def made_with(broker: Broker, partitions: int) -> tuple[KafkaChangelog, list[TopicPartition]]:
+def made_with(
+    broker: Broker, partitions: int, policy: str = "compact"
+) -> tuple[KafkaChangelog, list[TopicPartition]]:
     changelog = KafkaChangelog(broker.url)
     store = spec(partitions=partitions)
-    made(AdminClient(changelog.kafka.librdkafka()), store, COMPACT)
+    made(AdminClient(changelog.kafka.librdkafka()), store, {"cleanup.policy": policy})
     return changelog, [TopicPartition(store.topic, partition) for partition in range(partitions)]
 
 
@@ -156,3 +157,25 @@ def test_a_log_that_knows_no_such_epoch_is_not_waited_for(broker, offset):
         reader.poll_until(lambda: reader.newest.truncated or reader.newest.end.offset == 20, "an answer")
         assert reader.newest.truncated or offset > 20
         assert reader.values == []
+
+
+def test_records_in_that_place_are_met_where_the_log_has_moved_on_since(broker, tmp_path):
+    """Its beginning lies behind the proof, which nothing can confirm any more."""
+    changelog, (tp,) = made_with(broker, 1, "compact,delete")
+    write(changelog, tp, 0, 10)
+    writer = Writer(changelog, tp, "w")
+    with writer.transaction(commit=False):
+        writer.send(*((b"k%d" % n, b"aborted") for n in range(10)))
+    with Reader(changelog, tp) as reader:
+        reader.read(21)
+        proof = reader.proof
+    broker.stop()
+    cut_log(tmp_path / "kafka", tp, 10)
+    broker.start()
+    write(changelog, tp, 200, 240)
+    admin = AdminClient(changelog.kafka.librdkafka())
+    [deleted] = admin.delete_records([KafkaTopicPartition(*tp, 15)]).values()
+    deleted.result(20)
+    with Reader(changelog, tp, position=21, proof=proof) as reader:
+        reader.poll_until(lambda: reader.newest.truncated or reader.newest.position == 50, "an answer")
+        assert reader.newest.truncated

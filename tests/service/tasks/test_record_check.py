@@ -151,6 +151,8 @@ def test_a_skipped_record_is_part_of_the_proof():
     found = fitting(SKIPS, read).batch
     assert found.proof(None) == read.proof(None) == OffsetAndEpoch(9, 4)
     assert found._replace(records=[]).proof(OffsetAndEpoch(5, 2)) == OffsetAndEpoch(9, 4)
+    before = CommittedOffset(7)
+    assert advance(before, found, Fold.after(before), None, 0.0).epochs == read.epochs
 
 
 def test_heartbeats_are_not_held_against_the_codecs():
