@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from forebay.bearer_tokens import token_file
 from forebay.clock import boot_ms, epoch_ms, time_text
+from forebay.codecs.values import DECODED_BY_SCHEMA
 from forebay.errors import NotReady, Problem, SettingError
 from forebay.lag import Lag, Tolerance
 from forebay.settings import WorkerSettings
@@ -423,9 +424,10 @@ def _require_registry(topology: Topology, registry: str | None) -> None:
     """Raise ``SettingError`` if a store needs a schema registry, and none is named."""
     spec = next((spec for spec in topology.stores.values() if spec.needs_registry), None)
     if spec is not None and registry is None:
+        what = f"values of {spec.value}" if spec.value in DECODED_BY_SCHEMA else f"keys of {spec.key}"
         raise SettingError(
-            f"The store {spec.name!r} has keys of {spec.key} and values of {spec.value}: set schema_registry to "
-            "the URL of the registry that has their schemas."
+            f"The store {spec.name!r} has {what} with schemas: set schema_registry to the URL of the "
+            "registry that has them."
         )
 
 

@@ -194,14 +194,16 @@ def test_a_restore_process_reads_schemas_as_well(log_url, registry, tmp_path):
         assert "restored in bulk" in cluster.logs()
 
 
-def test_a_worker_without_a_registry_refuses_to_start(tmp_path):
-    (tmp_path / "topology.toml").write_text(TOPOLOGY)
+@pytest.mark.parametrize("what", ["values", "keys"])
+def test_a_worker_without_a_registry_refuses_to_start(tmp_path, what):
+    text = TOPOLOGY if what == "values" else TOPOLOGY.replace('value = "avro"', 'key = "avro"', 1)
+    (tmp_path / "topology.toml").write_text(text)
     options = ("--topology", tmp_path / "topology.toml", "--changelog", f"sqlite:///{tmp_path / 'log'}")
     refused = forebay(
         "worker", *options, "--state-dir", tmp_path / "state", "--listen", f"127.0.0.1:{free_port()}"
     )
     assert refused.returncode == 2
-    assert "The store 'orders' has values of avro: set schema_registry" in refused.stderr
+    assert f"The store 'orders' has {what} of avro with schemas: set schema_registry" in refused.stderr
 
 
 @pytest.mark.kafka
