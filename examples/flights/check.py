@@ -307,7 +307,11 @@ def _duties_written(supervisor: Supervisor, flights: pd.DataFrame) -> Callable[[
     last_start, tail = max((max(by_start), tail) for tail, by_start in duties.items())
 
     def written() -> bool:
-        return last_start in _all_of(supervisor.http, "aircraft_duties", tail)
+        try:
+            return last_start in _all_of(supervisor.http, "aircraft_duties", tail)
+        except httpx.HTTPStatusError:
+            # Until its first batch, nobody can tell which duties there are.
+            return False
 
     return written
 
