@@ -13,7 +13,7 @@ class Part(NamedTuple):
 
 PARTS = {
     "core": Part("forebay", 9_195, 7_850),
-    "changelog": Part("forebay_changelog", 6_455, 5_550),
+    "changelog": Part("forebay_changelog", 6_450, 5_550),
     "client": Part("forebay_client", 3_920, 3_885),
     "web": Part("forebay_web", 6_750, 5_500),
     "console": Part("forebay_console", 1_150, 1_150),
