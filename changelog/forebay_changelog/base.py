@@ -129,8 +129,6 @@ class Batch(NamedTuple):
     """The epochs of the records; empty where the log has none, so that it cannot prove itself."""
     skipped_to: int = 0
     """The offset after the last record that was read but left out, 0 if none was."""
-    end_proof: OffsetAndEpoch | None = None
-    """What proves the log to who has read no record of it, such as where all transactions were aborted."""
 
     @property
     def read_to(self) -> int:
@@ -143,7 +141,7 @@ class Batch(NamedTuple):
         Why it is not the position: that may be behind a transaction's marker of a later epoch.
         """
         if not self.read_to:
-            return before or self.end_proof
+            return before
         epoch = epoch_before(self.epochs, self.read_to)
         return None if epoch is None else OffsetAndEpoch(self.read_to, epoch)
 

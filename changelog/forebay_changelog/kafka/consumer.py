@@ -262,8 +262,6 @@ class KafkaConsumer:
             assigned.newest_epoch_ms = max(assigned.newest_epoch_ms, fetched.newest_epoch_ms)
             assigned.leader_epoch = max(assigned.leader_epoch, *(start.epoch for start in fetched.epochs), -1)
         end = assigned.end
-        # The end as it was observed: then all before it was there, and of no later epoch.
-        is_at_end = after > 0 and end.offset == after and end.epoch is not None and end.epoch >= 0
         if end.sent_boot_ms < assigned.since_boot_ms:
             end = end.at_least(after)
         if gap:
@@ -289,7 +287,6 @@ class KafkaConsumer:
             truncated=assigned.truncated,
             is_beginning_fixed=not state.deletes,
             epochs=fetched.epochs,
-            end_proof=OffsetAndEpoch(after, assigned.end.epoch or 0) if is_at_end else None,
         )
         assigned.proof = batch.proof(assigned.proof)
         return batch

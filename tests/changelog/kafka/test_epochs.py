@@ -134,30 +134,6 @@ def test_records_in_the_place_of_an_aborted_transaction_are_not_passed_over(brok
         assert reader.values == []
 
 
-@pytest.mark.parametrize("is_cut", [True, False])
-def test_a_log_without_a_record_to_read_proves_itself_by_its_end(broker, tmp_path, is_cut):
-    changelog, (tp,) = made_with(broker, 1)
-    writer = Writer(changelog, tp, "w")
-    with writer.transaction(commit=False):
-        writer.send(*((b"k%d" % n, b"aborted") for n in range(10)))
-    with Reader(changelog, tp) as reader:
-        reader.read(11)
-        proof = reader.proof
-    assert proof is not None
-    assert proof.offset == 11
-    broker.stop()
-    if is_cut:
-        cut_log(tmp_path / "kafka", tp, 0)
-    broker.start()
-    restart(broker)
-    write(changelog, tp, 200, 230)
-    end = 30 if is_cut else 41
-    with Reader(changelog, tp, position=11, proof=proof) as reader:
-        reader.poll_until(lambda: reader.newest.truncated or reader.newest.position == end, "an answer")
-        assert reader.newest.truncated == is_cut
-        assert reader.values == ([] if is_cut else [b"%d" % n for n in range(200, 230)])
-
-
 def test_a_compacted_log_still_proves_itself(broker):
     changelog, (tp,) = made_with(broker, 1)
     write(changelog, tp, 0, 10)
