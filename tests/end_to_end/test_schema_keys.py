@@ -162,7 +162,9 @@ def test_an_older_form_does_not_count(cluster, registry, moves):
     worker = cluster.start_worker()
     router = cluster.start_router()
     cluster.wait_settled(router, replicas=1)
-    assert read(router, key, max_record_age_ms=600_000).json()["value"] == "second"
+    # Nor does the read wait for another.
+    for more in ({}, {"wait_ms": 20_000}, {"wait_ms": 20_000, "require_active": "true"}):
+        assert read(router, key, max_record_age_ms=600_000, **more).json()["value"] == "second"
     query = {"max_record_age_ms": 600_000}
     batch = httpx.post(f"http://{router}/v1/stores/customers/batch-get", params=query, json={"keys": [key]}).json()
     assert batch["results"][0]["value"] == "second"

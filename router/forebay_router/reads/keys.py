@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from forebay.clock import boot_ms
 from forebay.codecs.keys import AvroKey, from_segment
@@ -20,6 +21,7 @@ from forebay.wire.answer_aging import aged, answer_by_now, bounds_exceeded, time
 from forebay.wire.answers import FINAL, WITH_LAG, HttpAnswer, ReplicaInfo, lag_head, problem_answer
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.scan_pages import joined_position
+from forebay_router.reads.refusals import RETRYABLE_SOON
 from forebay_router.reads.replica_read import ask
 from forebay_router.reads.replica_request import (
     NamedKey,
@@ -31,7 +33,7 @@ from forebay_router.router import Router
 from forebay_web.limits import Peer
 
 _GRAVEST_FIRST = (503, 504, 429, 412)
-_TOO_OLD = b"urn:forebay:problem:%b" % RecordTooOld.name.encode()
+_TOO_OLD = b'{"type":"urn:forebay:problem:%b"' % RecordTooOld.name.encode()
 _AFTER_VALUE = b',"timestamp_ms":'
 
 
@@ -90,8 +92,14 @@ async def _search(
     tolerance = router.tolerance(spec, parameters)
     until = deadline_boot_ms - time_reserved_for_retry_ms(tolerance, deadline_boot_ms - boot_ms())
     lag = UNKNOWN_LAG
-    for until_boot_ms in (until, deadline_boot_ms):
-        answer = await _search_once(router, spec, target, parameters, until_boot_ms, named)
+    rounds = [(until, False), (deadline_boot_ms, False)]
+    if has_forms(spec) and parameters.wait_ms:
+        # A form that is too old would be waited for, although a newer one is there.
+        rounds.insert(0, (until, True))
+    for until_boot_ms, no_wait in rounds:
+        answer = await _search_once(router, spec, target, parameters, until_boot_ms, named, no_wait=no_wait)
+        if no_wait and answer.status in RETRYABLE_SOON:
+            continue
         lag_at_answer = aged(answer.body, 0)[1] if answer.status in WITH_LAG else None
         if lag_at_answer is None or tolerance.met_by(lag_at_answer):
             return answer
@@ -106,12 +114,13 @@ async def _search_once(
     parameters: ReadParameters,
     deadline_boot_ms: float,
     named: NamedKey,
+    *,
+    no_wait: bool,
 ) -> HttpAnswer:
-    dedicated_connection = parameters.wait_ms > 0
-    requests = [
-        ReplicaRequest(spec, partition, target, dedicated_connection=dedicated_connection, named=named)
-        for partition in range(spec.partitions)
-    ]
+    first = ReplicaRequest(
+        spec, 0, target, dedicated_connection=parameters.wait_ms > 0, named=named, no_wait=no_wait
+    )
+    requests = [replace(first, partition=partition) for partition in range(spec.partitions)]
     tasks = [asyncio.create_task(ask(router, request, parameters, deadline_boot_ms)) for request in requests]
     timed_answers: list[TimedAnswer] = []
     try:
@@ -129,12 +138,13 @@ async def _search_once(
 
 def decides(spec: StoreSpec, answer: HttpAnswer) -> bool:
     """Whether one partition's answer settles the read: it has the key, had it, or the request is at fault."""
-    if answer.status == 200 and _has_forms(spec):
+    if answer.status == 200 and has_forms(spec):
         return False
     return answer.status in FINAL and answer.status != UnknownKey.status
 
 
-def _has_forms(spec: StoreSpec) -> bool:
+def has_forms(spec: StoreSpec) -> bool:
+    """Whether a key may have several forms, each perhaps in another partition."""
     return spec.key == AvroKey.name
 
 
@@ -148,7 +158,7 @@ def verdict(spec: StoreSpec, timed_answers: Sequence[TimedAnswer]) -> HttpAnswer
     for status in _GRAVEST_FIRST:
         for answer in answers:
             # Of several forms of a key, older ones than the newest are of no interest.
-            if answer.status == status and not (has_value and _TOO_OLD in answer.body):
+            if answer.status == status and not (has_value and answer.body.startswith(_TOO_OLD)):
                 return answer
     if has_value:
         return _newest_form(timed_answers)
