@@ -135,6 +135,8 @@ class StoreKind(KeyLayout, Protocol):
     what they prevail over may still come."""
     with_latest_by: StoreKind | None = None
     """What it is with ``latest_by``; None if it cannot have that."""
+    has_forms: bool = False
+    """Whether one key may be several to the log, each perhaps in another partition, of which the newest counts."""
     with_schema_keys: StoreKind | None = None
     """What it is if keys carry the id of a schema; None if they cannot."""
     lists_each_key: bool = True
@@ -257,6 +259,7 @@ class SchemaKeyKind(StoreKind):
     times = 1
     items = "entries"
     has_single_values = True
+    has_forms = True
     lists_each_key = False
     lists_by_time = False
     time_names = ("key_schema_id",)

@@ -39,7 +39,7 @@ class KafkaChangelog:
         self._topics = KafkaTopics(self.kafka)
         self._lock = threading.Lock()
         self._writers: dict[tuple[str, str], tuple[threading.Lock, dict[str, TransactionalWriter]]] = {}
-        """By topic and writer: its lock, and the heartbeat writers of all queries that wrote under that name."""
+        """By topic and writer: its lock, and the writers of all queries that wrote under that name."""
         self._partitions: dict[str, int] = {}
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:

@@ -35,7 +35,7 @@ from forebay.wire.parameters import ReadParameters, parse_parameters
 from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
 from forebay.wire.scans import require_kind
 from forebay_router.metrics import RouterMetrics
-from forebay_router.reads.keys import decides, has_forms, verdict
+from forebay_router.reads.keys import decides, verdict
 from forebay_router.reads.refusals import RETRYABLE_SOON, Attempt, refusal
 from forebay_router.reads.replica_read import ReplicaRead
 from forebay_router.reads.replica_request import (
@@ -197,7 +197,7 @@ class _BatchGet:
         results.take([_ResultGroup(list(faults), list(faults.values()), boot_ms())])
         left_ms = self.deadline_boot_ms - boot_ms()
         until = self.deadline_boot_ms - time_reserved_for_retry_ms(self.tolerance, left_ms)
-        if may_be_elsewhere(self.parameters) or (self.parameters.wait_ms and has_forms(self.spec)):
+        if may_be_elsewhere(self.parameters) or (self.parameters.wait_ms and self.spec.store_kind.has_forms):
             # First whatever some replica can answer at once.
             results.take(await replace(self, no_wait=True)._lookup(plains, until))
             left = [place for place in plains if results.results[place[0]][0] in RETRYABLE_SOON]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from forebay.clock import boot_ms
-from forebay.codecs.keys import AvroKey, from_segment
+from forebay.codecs.keys import from_segment
 from forebay.errors import RecordTooOld, UnknownKey
 from forebay.lag import UNKNOWN_LAG, UNLIMITED, Lag, worst_lag
 from forebay.store_spec import StoreSpec
@@ -93,7 +93,7 @@ async def _search(
     until = deadline_boot_ms - time_reserved_for_retry_ms(tolerance, deadline_boot_ms - boot_ms())
     lag = UNKNOWN_LAG
     rounds = [(until, False), (deadline_boot_ms, False)]
-    if has_forms(spec) and parameters.wait_ms:
+    if spec.store_kind.has_forms and parameters.wait_ms:
         # A form that is too old would be waited for, although a newer one is there.
         rounds.insert(0, (until, True))
     for until_boot_ms, no_wait in rounds:
@@ -138,14 +138,9 @@ async def _search_once(
 
 def decides(spec: StoreSpec, answer: HttpAnswer) -> bool:
     """Whether one partition's answer settles the read: it has the key, had it, or the request is at fault."""
-    if answer.status == 200 and has_forms(spec):
+    if answer.status == 200 and spec.store_kind.has_forms:
         return False
     return answer.status in FINAL and answer.status != UnknownKey.status
-
-
-def has_forms(spec: StoreSpec) -> bool:
-    """Whether a key may have several forms, each perhaps in another partition."""
-    return spec.key == AvroKey.name
 
 
 def verdict(spec: StoreSpec, timed_answers: Sequence[TimedAnswer]) -> HttpAnswer:

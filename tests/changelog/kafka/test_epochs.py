@@ -113,21 +113,30 @@ def test_elections_and_open_transactions_cost_no_proof(broker):
         assert reader.values == [b"3"]
 
 
-def test_records_in_the_place_of_an_aborted_transaction_are_not_passed_over(broker, tmp_path):
-    """What was read before it is still there, so only they show that the log was cut."""
-    changelog, (tp,) = made_with(broker, 1)
+def cut_where_aborted(
+    broker: Broker, directory: Path, policy: str
+) -> tuple[KafkaChangelog, TopicPartition, OffsetAndEpoch]:
+    """A log that a reader left at offset 21, behind an aborted transaction, of which it has proven ten records: it
+    was cut behind those, and has forty others there."""
+    changelog, (tp,) = made_with(broker, 1, policy)
     write(changelog, tp, 0, 10)
     writer = Writer(changelog, tp, "w")
     with writer.transaction(commit=False):
         writer.send(*((b"k%d" % n, b"aborted") for n in range(10)))
     with Reader(changelog, tp) as reader:
         reader.read(21)
-        assert reader.proof == OffsetAndEpoch(10, reader.proof.epoch)
-        proof = reader.proof
+    assert reader.proof is not None
+    assert reader.proof.offset == 10
     broker.stop()
-    cut_log(tmp_path / "kafka", tp, 10)
+    cut_log(directory, tp, 10)
     broker.start()
     write(changelog, tp, 200, 240)
+    return changelog, tp, reader.proof
+
+
+def test_records_in_the_place_of_an_aborted_transaction_are_not_passed_over(broker, tmp_path):
+    """What was read before it is still there, so only they show that the log was cut."""
+    changelog, tp, proof = cut_where_aborted(broker, tmp_path / "kafka", "compact")
     with Reader(changelog, tp, position=21, proof=proof) as reader:
         reader.poll_until(lambda: reader.newest.truncated or reader.newest.position == 50, "an answer")
         assert reader.newest.truncated
@@ -161,18 +170,7 @@ def test_a_log_that_knows_no_such_epoch_is_not_waited_for(broker, offset):
 
 def test_records_in_that_place_are_met_where_the_log_has_moved_on_since(broker, tmp_path):
     """Its beginning lies behind the proof, which nothing can confirm any more."""
-    changelog, (tp,) = made_with(broker, 1, "compact,delete")
-    write(changelog, tp, 0, 10)
-    writer = Writer(changelog, tp, "w")
-    with writer.transaction(commit=False):
-        writer.send(*((b"k%d" % n, b"aborted") for n in range(10)))
-    with Reader(changelog, tp) as reader:
-        reader.read(21)
-        proof = reader.proof
-    broker.stop()
-    cut_log(tmp_path / "kafka", tp, 10)
-    broker.start()
-    write(changelog, tp, 200, 240)
+    changelog, tp, proof = cut_where_aborted(broker, tmp_path / "kafka", "compact,delete")
     admin = AdminClient(changelog.kafka.librdkafka())
     [deleted] = admin.delete_records([KafkaTopicPartition(*tp, 15)]).values()
     deleted.result(20)
