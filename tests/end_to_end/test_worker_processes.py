@@ -115,8 +115,12 @@ def test_first_process_keeps_the_single_process_state(served):
 def test_standbys_are_on_other_machines_than_their_actives(served):
     """Tasks are divided among all processes."""
     assert served.actives() == set(served.processes)
-    for roles in served.cluster.roles(served.router, "counts").values():
-        assert len({host.split(":")[0] for host in roles}) == 2
+
+    def apart() -> bool:
+        held = served.cluster.roles(served.router, "counts").values()
+        return all(len({host.split(":")[0] for host in roles}) == 2 for roles in held)
+
+    wait_until(apart, "replicas on both machines", 60)
 
 
 def test_each_process_answers_for_its_tasks(served):
