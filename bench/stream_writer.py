@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 import subprocess
@@ -81,7 +82,10 @@ def _log(url: str) -> KafkaLog | SqliteLog:
 
 
 def _rows_by_turn(spec: StoreSpec, stream: Stream) -> Iterator[dict[int, list[Row]]]:
-    """The rows of each turn by partition, prepared for a hundred turns and then repeated with their own time."""
+    """The rows of each turn by partition, prepared for a hundred turns and then repeated with their own time.
+
+    They are prepared before it returns: what is late would be caught up, at more than the stream's rate.
+    """
     rng, content = random.Random(2), records(stream.keys)
     keys, values = list(content), list(content.values())
     place = {key: spec.partition_of(key) for key in keys}
@@ -93,10 +97,12 @@ def _rows_by_turn(spec: StoreSpec, stream: Stream) -> Iterator[dict[int, list[Ro
         for key, value in zip(rng.choices(keys, k=count), rng.choices(values, k=count), strict=True):
             turn.setdefault(place[key], []).append((key, value))
         turns.append(turn)
-    while True:
-        for turn in turns:
-            now_ms = int(time.time() * 1000)
-            yield {partition: [(key, value, now_ms) for key, value in rows] for partition, rows in turn.items()}
+    return (_as_of_now(turn) for turn in itertools.cycle(turns))
+
+
+def _as_of_now(turn: dict[int, list[tuple[bytes, bytes]]]) -> dict[int, list[Row]]:
+    now_ms = int(time.time() * 1000)
+    return {partition: [(key, value, now_ms) for key, value in rows] for partition, rows in turn.items()}
 
 
 if __name__ == "__main__":
