@@ -40,8 +40,10 @@ def latest_epoch_ms() -> float:
     A moment that was noted by the clock before is then never taken for a younger one.
     """
     global _largest_offset_ms
+    # In this order: a thread that waits for its turn between the two must not put the clock ahead for good.
+    now_epoch_ms = epoch_ms()
     now_boot_ms = boot_ms()
-    _largest_offset_ms = max(_largest_offset_ms, epoch_ms() - now_boot_ms)
+    _largest_offset_ms = max(_largest_offset_ms, now_epoch_ms - now_boot_ms)
     return now_boot_ms + _largest_offset_ms
 
 

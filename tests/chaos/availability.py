@@ -11,6 +11,7 @@ from tests.chaos.history import BOTH_ROUTERS, Calm, Fault, History, Read
 from tests.chaos.promises import (
     ANSWERED,
     CALM_MARGIN_MS,
+    CATCHING_UP_MS,
     CHANGE_WITHIN_MS,
     GENEROUS,
     LAG_WITHIN_MS,
@@ -29,6 +30,7 @@ def unavailable(history: History) -> Iterator[Violation]:
     Nor may they fail while a single fault leaves a router and replicas; of the log, if they have no bounds at all.
     """
     single = list(single_faults(history))
+    returns = [fault.ended_ms for fault in history.faults if fault.kind in OF_THE_LOG]
     for read in history.reads:
         if read.status in ANSWERED or read.tier != "router" or read.kind == "change" or read.followed is not None:
             continue
@@ -38,6 +40,8 @@ def unavailable(history: History) -> Iterator[Violation]:
             continue
         if is_within(history.calms, read.sent_ms - CALM_MARGIN_MS, read.received_ms + CALM_MARGIN_MS):
             yield Violation("unavailable", f"{read.status} {read.problem}", read)
+        if read.problem == "no-replica" and any(_is_caught_up_with(read, returned_ms) for returned_ms in returns):
+            continue
         for fault in single:
             if _is_survived(fault, read) and not history.overloaded(read.sent_ms, read.received_ms):
                 yield Violation("unavailable", f"{read.status} {read.problem} during {fault.kind} alone", read)
@@ -64,6 +68,11 @@ def _is_survived(fault: Fault, read: Read) -> bool:
     if fault.kind in OF_ROUTERS:
         return read.target not in (fault.target, BOTH_ROUTERS)
     return fault.kind in SURVIVABLE or (fault.kind in OF_THE_LOG and not read.bounds)
+
+
+def _is_caught_up_with(read: Read, returned_ms: float) -> bool:
+    """Whether replicas may have been reading, during a read, what a log had when it returned."""
+    return read.received_ms >= returned_ms and read.sent_ms <= returned_ms + CATCHING_UP_MS
 
 
 def is_within(calms: list[Calm], began_ms: float, ended_ms: float) -> bool:

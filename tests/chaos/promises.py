@@ -35,6 +35,9 @@ OF_THE_LOG = frozenset({"lock-log", "stop-broker", "kill-broker", "freeze-broker
 
 Not ``delay-broker``: where compaction may already have reached what is read so late, no replica can prove a miss.
 """
+CATCHING_UP_MS = 1_000
+"""For so long after such a fault, replicas may read what compaction may already have reached: as with
+``delay-broker``."""
 SURVIVABLE = frozenset(
     {"kill-worker", "kill-process", "stop-worker", "kill-leader", "stop-leader", "wipe-state"}
     | {"damage-sst", "damage-manifest", "damage-offsets", "refuse-writes", "scale-out", "scale-in", "damage-group"}

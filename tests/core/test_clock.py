@@ -1,4 +1,6 @@
-from forebay.clock import boot_ms, epoch_ms, steady_epoch_ms
+import time
+
+from forebay.clock import boot_ms, epoch_ms, latest_epoch_ms, steady_epoch_ms
 
 
 def test_the_clocks_move_on_in_milliseconds() -> None:
@@ -11,3 +13,19 @@ def test_a_clock_that_is_set_ends_no_delay(monkeypatch):
     before = steady_epoch_ms()
     monkeypatch.setattr("time.time", lambda: 4e9)
     assert before <= steady_epoch_ms() < before + 60_000
+
+
+def test_a_thread_that_waits_between_two_clocks_does_not_put_one_ahead(monkeypatch):
+    """Values would expire early by as long, for as long as the process lives."""
+    wall, boot, waited_s = time.time, time.clock_gettime, 30.0
+
+    def after_a_wait(clock: int) -> float:
+        monkeypatch.setattr("time.time", lambda: wall() + waited_s)
+        monkeypatch.setattr("time.clock_gettime", lambda clock: boot(clock) + waited_s)
+        return boot(clock)
+
+    before = latest_epoch_ms() - wall() * 1000
+    monkeypatch.setattr("time.clock_gettime", after_a_wait)
+    latest_epoch_ms()
+    ahead = latest_epoch_ms() - (wall() + waited_s) * 1000
+    assert ahead < before + 10_000
