@@ -131,5 +131,5 @@ def why_not_continued(position: TapPosition | None, log: str) -> str:
     if not is_in_log(position, log):
         return "a partition of its log was lost"
     if position.batch < 0 or position.lineage is None:
-        return "no copy of it was finished"
+        return "no copy of it was finished, or a partition of its log has lost records since"
     return f"batch {position.batch} is no longer what the log has: purged, repeated, or mapped otherwise"

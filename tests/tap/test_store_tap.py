@@ -4,12 +4,15 @@ import itertools
 import json
 import math
 import shutil
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from forebay.errors import ChangelogError, ChangelogUnreachable, TopologyError
+from forebay.task_ids import TopicPartition
 from forebay_changelog import Heartbeat
 from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
@@ -515,6 +518,28 @@ def test_lost_partitions_are_filled_by_the_next_start(spark_4_0, changelog, tapp
     last = again.last_heartbeat(spec.topic, spec.name)
     StoreTap(query.checkpoint, spec, again, lambda: NOW_MS).begin(0)
     assert again.last_heartbeat(spec.topic, spec.name) == last
+
+
+@pytest.mark.parametrize("partition", [0, 2])
+def test_a_partition_that_lost_its_end_is_filled(spark_4_0, changelog, tapped, tmp_path, partition):
+    """Only the heartbeats of the other partitions tell: that of the first batch is in all."""
+    spec = SPECS["aggregation"]
+    query, tap = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    tap.begin(0)
+    path = changelog.path(TopicPartition(spec.topic, partition))
+    with closing(sqlite3.connect(path)) as current, closing(sqlite3.connect(tmp_path / "copy")) as copy:
+        current.backup(copy)
+    query.end(1)
+    tap.follow(1)
+    with closing(sqlite3.connect(path)) as current, closing(sqlite3.connect(tmp_path / "copy")) as copy:
+        copy.backup(current)
+    expected = expected_of("aggregation", spark_4_0.expected("aggregation-default")[1])
+    assert not same(content(changelog, spec), expected)
+    assert changelog.last_heartbeat(spec.topic, spec.name).filling
+    StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS).begin(1)
+    assert same(content(changelog, spec), expected)
+    assert not changelog.last_heartbeat(spec.topic, spec.name).filling
 
 
 def test_a_query_that_was_set_back_is_copied_anew(spark_4_0, tmp_path, changelog, tapped):

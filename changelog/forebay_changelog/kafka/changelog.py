@@ -93,7 +93,7 @@ class KafkaChangelog:
 
     def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
         with _reading_heartbeats(topic, writer):
-            return last_heartbeat(self.kafka, topic, writer)
+            return last_heartbeat(self.kafka, topic, writer, self._topics.describe(topic).partitions)
 
     @contextlib.contextmanager
     def _writing(self, topic: str, writer: str, query_id: str) -> Iterator[TransactionalWriter]:

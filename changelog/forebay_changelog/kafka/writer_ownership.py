@@ -89,14 +89,17 @@ def known_writers(url: KafkaUrl, topic: str, *, max_offsets: int | None = _SEARC
     return {writer for writer, heartbeat in found.items() if heartbeat.value() is not None}
 
 
-def last_heartbeat(url: KafkaUrl, topic: str, writer: str) -> Heartbeat | None:
-    """A writer's newest heartbeat, however far from the end; None if there is none or the writer was retired.
+def last_heartbeat(url: KafkaUrl, topic: str, writer: str, partitions: int) -> Heartbeat | None:
+    """A writer's newest heartbeat, as ``Heartbeat.of_all``, however far from the end; None if there is none or the
+    writer was retired.
 
     Raises ``KafkaException``.
     """
-    found = _search(url, topic, writer, (*_SEARCH_DEPTHS, _EVERYTHING)).heartbeat
-    value = None if found is None else found.value()
-    return None if value is None else Heartbeat.parse(value)
+    depths, values = (*_SEARCH_DEPTHS, _EVERYTHING), []
+    for partition in range(partitions):
+        found = _search(url, TopicPartition(topic, partition), writer, depths).heartbeat
+        values.append(None if found is None else found.value())
+    return Heartbeat.of_all(values)
 
 
 class _LastHeartbeat(NamedTuple):
@@ -114,7 +117,8 @@ def _last_ownership(url: KafkaUrl, topic: str, writer: str) -> WriterOwnership |
 def _last_heartbeat(url: KafkaUrl, topic: str, writer: str) -> _LastHeartbeat:
     """The writer's last heartbeat near the end of the topic, if it may be read."""
     try:
-        return _search(url, topic, writer, _SEARCH_DEPTHS)
+        # Each heartbeat is in all partitions, so reading the first is enough.
+        return _search(url, TopicPartition(topic, 0), writer, _SEARCH_DEPTHS)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
             raise
@@ -126,14 +130,14 @@ def _last_heartbeat(url: KafkaUrl, topic: str, writer: str) -> _LastHeartbeat:
         return _LastHeartbeat(None, searched_all=False)
 
 
-def _search(url: KafkaUrl, topic: str, writer: str, depths: tuple[int, ...]) -> _LastHeartbeat:
-    """The writer's last heartbeat within so many offsets from the end, tried in turn."""
+def _search(url: KafkaUrl, partition: TopicPartition, writer: str, depths: tuple[int, ...]) -> _LastHeartbeat:
+    """The writer's last heartbeat within so many offsets from a partition's end, tried in turn."""
     with reading(url) as consumer:
-        # Each heartbeat is in all partitions, so reading the first is enough.
-        beginning, end = _watermarks(consumer, TopicPartition(topic, 0))
+        beginning, end = _watermarks(consumer, partition)
         for offsets in depths:
             start = max(beginning, end - offsets)
-            found = _last_heartbeats(consumer, TopicPartition(topic, 0, start)).get(writer)
+            from_there = TopicPartition(partition.topic, partition.partition, start)
+            found = _last_heartbeats(consumer, from_there).get(writer)
             if found is not None or start == beginning:
                 return _LastHeartbeat(found, start == beginning)
     return _LastHeartbeat(None, searched_all=False)

@@ -264,10 +264,7 @@ class SqliteChangelog:
         return {tp.partition: proof for tp, proof in self._proofs.items() if tp.topic == topic}
 
     def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
-        # A partition that was lost and recreated has none of before.
-        values = self._of_each(topic, lambda path: writers.last_heartbeat(path, writer))
-        newest = next((value for value in values if value is not None), None)
-        return None if newest is None else Heartbeat.parse(newest)
+        return Heartbeat.of_all([*self._of_each(topic, lambda path: writers.last_heartbeat(path, writer))])
 
     def has_written(self, topic: str, *, writer: str, query_id: str) -> bool:
         log, found = self.identity(topic), False

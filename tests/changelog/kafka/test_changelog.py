@@ -345,6 +345,23 @@ def test_a_heartbeat_is_recognised_by_its_header_and_its_key(changelog, admin, r
     ]
 
 
+def test_a_partition_without_a_writers_last_heartbeat_has_lost_records(changelog):
+    """None is without it else: each heartbeat is in all partitions, or in none."""
+    store, names = spec(partitions=3), {"writer": "w", "query_id": "q"}
+    changelog.ensure(store)
+    first, second = (Heartbeat(5, "q", batch, lineage="planned") for batch in (1, 2))
+    changelog.append_heartbeat(store.topic, **names, value=first.value())
+    assert changelog.last_heartbeat(store.topic, "w") == first
+    header = [(HEARTBEAT_HEADER, b"")]
+    for partition in (0, 1):
+        tp = TopicPartition(store.topic, partition)
+        Writer(changelog, tp).send((heartbeat_key("w"), second.value()), headers=header)
+    found = changelog.last_heartbeat(store.topic, "w")
+    assert (found.batch_id, found.filling, found.lineage) == (2, True, None)
+    Writer(changelog, TopicPartition(store.topic, 2)).send((heartbeat_key("w"), second.value()), headers=header)
+    assert changelog.last_heartbeat(store.topic, "w") == second
+
+
 @pytest.mark.parametrize("process", ["the same", "another"])
 def test_a_superseded_writer_learns_it_and_stays_superseded(changelog, kafka_url, process):
     store = spec()
