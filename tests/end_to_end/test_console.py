@@ -152,8 +152,10 @@ def test_keys_lists_and_streams_are_read_with_their_figures(tmp_path: Path) -> N
             page.fill("#key-text", "k")
             page.click("#key-follow")
             page.wait_for(shows("value 1", ".changes"), "the value")
+            cluster.put("counts", {b"k": b"12345678901234567890"})
+            page.wait_for(shows("value 12345678901234567890", ".changes"), "the change, to the last digit")
             cluster.put("counts", {b"k": b"2"})
-            page.wait_for(shows("value 2", ".changes"), "the change")
+            page.wait_for(shows("value 2", ".changes"), "the next one")
             page.click("#key-follow")
 
             page.fill("#key-what", "entries")

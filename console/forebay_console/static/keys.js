@@ -157,7 +157,7 @@ export class KeyBox {
     this.answer.replaceChildren(log, this.curl(path, true));
     try {
       for await (const event of events(path, following.signal)) {
-        const document = JSON.parse(event.data);
+        const document = JSON.parse(event.data, exactly);
         const lag = document.lag ? ` (${lagText(document.lag)})` : "";
         const text = {
           value: () => JSON.stringify(document.value),
@@ -179,6 +179,11 @@ export class KeyBox {
 
 function itemsOf(document) {
   return document.entries ?? document.windows ?? document.sessions ?? document.versions;
+}
+
+// Numbers that JavaScript would round, as they were written, where the browser can keep that.
+function exactly(_, value, { source } = {}) {
+  return typeof value === "number" && source && JSON.rawJSON && source !== String(value) ? JSON.rawJSON(source) : value;
 }
 
 // The items of a store's changes, those without a value if they are gone.
