@@ -1,5 +1,6 @@
 """A copy is what was sent, or none, whatever happens on the way."""
 
+import io
 import json
 import os
 import ssl
@@ -150,6 +151,20 @@ def test_a_file_that_is_interrupted_goes_on_where_it_was(tmp_path, store, monkey
     assert content(tmp_path / "copy") == list(store.scan(b"k", b"l"))
     starts = [request.rpartition("=")[2] for request in giver.requests if ".sst" in request]
     assert starts[:2] == ["0", str(256 << 10)]
+
+
+def test_what_a_disk_takes_in_part_is_written_whole(tmp_path, store, monkeypatch):
+    """As one does that is nearly full, until somebody makes room."""
+
+    class Reluctant(io.FileIO):
+        def write(self, data: Any) -> int:
+            return super().write(data[:10_000])
+
+    monkeypatch.setattr(taking, "open", lambda path, *_, **__: Reluctant(path, "wb"), raising=False)
+    giver = Giver(Snapshots(tmp_path / "given"), store)
+    with serving(giver) as host:
+        assert copied(tmp_path / "copy", host) == f"what {host} has"
+    assert content(tmp_path / "copy") == list(store.scan(b"k", b"l"))
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", ".hidden"])
