@@ -165,9 +165,12 @@ class Recovery:
                 replica.view.store.close()
 
     def _detach(self, replica: Replica) -> None:
+        self._leave_alone(replica)
+        _drop_predecessor(replica)
+
+    def _leave_alone(self, replica: Replica) -> None:
         self.bulk_restore.cancel(replica)
         self.applier.unfollow(replica)
-        _drop_predecessor(replica)
 
     def keep_up(self, replicas: Iterable[Replica]) -> None:
         """Retry rebuilds, publish the ends of logs being restored, restore in bulk replicas that fell far
@@ -321,7 +324,13 @@ class Recovery:
         if replica.phase is ReplicaPhase.CLOSED:
             return
         log.error("%s: %s; it is rebuilt", replica.topic_partition, reason)
-        self._detach(replica)
+        # Such as where a copy's log was cut: what serves until the copy is confirmed goes on.
+        serving = replica.predecessor if as_it_once_was and not replica.view.restored else None
+        if serving is None:
+            self._detach(replica)
+        else:
+            self._leave_alone(replica)
+            serving.publish(log_has_lost=has_lost or serving.view.log_has_lost)
         may_serve = as_it_once_was and replica.view.restored and isinstance(replica.view.store, RocksDbStore)
         former = self._predecessor_of(replica) if may_serve else None
         if former is not None:

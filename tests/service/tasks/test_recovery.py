@@ -77,6 +77,28 @@ def test_rebuilds_that_are_not_done_leave_no_pile_of_copies(tmp_path, changelog,
         assert 1 <= len(list(asides.iterdir())) <= 2
 
 
+def test_what_serves_meanwhile_goes_on_when_the_rebuild_begins_anew(tmp_path, changelog, monkeypatch):
+    """As when the log is cut before it has confirmed a copy of another worker's store."""
+    fill(tmp_path, changelog)
+    with started(tmp_path, changelog, StoreFactory) as manager:
+        manager.hold(TASKS[:1], ())
+        wait_until(lambda: manager.replicas and manager.replicas["a", 0].view.restored, "the restore")
+        replica = manager.replicas["a", 0]
+        monkeypatch.setattr(Recovery, "_begin", lambda self, replica: None)
+
+        def rebuilt(**found: object) -> Replica:
+            store = replica.view.store
+            manager.applier.post(StoreDamaged(replica, "a cut", store, as_it_once_was=True, **found))
+            wait_until(lambda: replica.view.store is not store, "the rebuild's begin")
+            return replica.predecessor
+
+        serving = rebuilt()
+        assert value_in(serving.view.store, b"k") == b"1"
+        assert rebuilt(has_lost="newest") is serving
+        assert value_in(serving.view.store, b"k") == b"1"
+        assert serving.view.log_has_lost == "newest"
+
+
 def test_lagging_replica_that_missed_tombstones_is_rebuilt(tmp_path, changelog, monkeypatch):
     """No deleted key comes back."""
     monkeypatch.setattr("forebay_worker.tasks.recovery.BULK_RESTORE_RECORDS", 20)
