@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from tests.chaos.fold import Fold
 from tests.chaos.history import BOTH_ROUTERS, Calm, Fault, History, Read
 from tests.chaos.promises import (
+    AGE_OF_A_COMMIT_MS,
     ANSWERED,
     CALM_MARGIN_MS,
     CATCHING_UP_MS,
@@ -31,12 +33,18 @@ def unavailable(history: History) -> Iterator[Violation]:
     """
     single = list(single_faults(history))
     returns = [fault.ended_ms for fault in history.faults if fault.kind in OF_THE_LOG]
+    commits: dict[str, list[float]] = {}
+    for record in history.records:
+        if record.committed_ms is not None:
+            commits.setdefault(record.store, []).append(record.committed_ms)
     for read in history.reads:
         if read.status in ANSWERED or read.tier != "router" or read.kind == "change" or read.followed is not None:
             continue
         if read.problem in OF_STATE or read.require_active or read.min_position:
             continue
         if not all(bound >= GENEROUS[name] for name, bound in read.bounds.items()):
+            continue
+        if read.problem == "lag-exceeds-tolerance" and _is_old(read, commits.get(read.store, [])):
             continue
         if is_within(history.calms, read.sent_ms - CALM_MARGIN_MS, read.received_ms + CALM_MARGIN_MS):
             yield Violation("unavailable", f"{read.status} {read.problem}", read)
@@ -68,6 +76,12 @@ def _is_survived(fault: Fault, read: Read) -> bool:
     if fault.kind in OF_ROUTERS:
         return read.target not in (fault.target, BOTH_ROUTERS)
     return fault.kind in SURVIVABLE or (fault.kind in OF_THE_LOG and not read.bounds)
+
+
+def _is_old(read: Read, commits: list[float]) -> bool:
+    """Whether a read's bound on the age may not be met because the writer has written nothing lately."""
+    last_ms = max((commit for commit in commits if commit <= read.received_ms), default=-math.inf)
+    return read.received_ms - last_ms + AGE_OF_A_COMMIT_MS > read.bounds.get("max_age_ms", math.inf)
 
 
 def _is_caught_up_with(read: Read, returned_ms: float) -> bool:

@@ -30,6 +30,8 @@ GENEROUS: Mapping[str, int] = MappingProxyType(
     {"max_record_lag": 1_000, "max_time_lag_ms": 5_000, "max_age_ms": 5_000}
 )
 """Bounds that every replica meets while all is calm."""
+AGE_OF_A_COMMIT_MS = 2_000
+"""How old a batch of the writer may be when it is committed."""
 OF_THE_LOG = frozenset({"lock-log", "stop-broker", "kill-broker", "freeze-broker", "cut-broker", "hold-broker"})
 """Faults that, alone, leave all processes and replicas, but hold the log back.
 

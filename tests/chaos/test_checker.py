@@ -218,6 +218,10 @@ def test_failed_read_without_a_fault_is_a_violation():
     refused = failed(412, "lag-exceeds-tolerance", bounds={"max_time_lag_ms": 10})
     assert kinds(refused, calms=calm) == set()
     assert kinds(replace(refused, bounds={"max_time_lag_ms": 5_000}), calms=calm) == {"unavailable"}
+    old = replace(refused, bounds={"max_age_ms": 5_000})
+    assert kinds(old, calms=calm) == set(), "nobody has written since the seventh second"
+    written = [*RECORDS, record(6, KEY, 14, committed_ms=19_000.0)]
+    assert kinds(old, calms=calm, records=written) == {"unavailable"}
     assert kinds(failed(503, "no-replica", at=24_800.0), calms=calm) == set()
     # A worker may hold nothing, or have been taken away.
     assert kinds(failed(503, "not-ready", tier="worker"), calms=calm) == set()
