@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from forebay.errors import ConfigurationError
@@ -23,36 +23,12 @@ class FileStatus:
     modified_ms: int | None
 
 
-class CheckpointFiles(Protocol):
-    """The files below a checkpoint's location. Paths are relative to it and separated by ``/``.
-
-    A missing file raises ``FileNotFoundError``, any other failure ``CheckpointUnreachable``.
-    """
-
-    @property
-    def url(self) -> str:
-        """The location, for messages."""
-        ...
-
-    def list(self, directory: str) -> list[str]:
-        """The names in a directory, sorted; none if it is missing."""
-        ...
-
-    def read(self, path: str) -> bytes:
-        """A file's content."""
-        ...
-
-    def exists(self, path: str) -> bool:
-        """Whether there is such a file."""
-        ...
-
-    def stat(self, path: str) -> FileStatus:
-        """A file's size and time."""
-        ...
-
-
 class LocalFiles:
-    """The files of a local directory."""
+    """The files of a local directory, by paths that are relative to it and separated by ``/``.
+
+    A missing file raises ``FileNotFoundError``, any other failure ``CheckpointUnreachable``. A missing directory
+    has no names in it.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -79,7 +55,7 @@ class LocalFiles:
 
 
 class ArrowFiles:
-    """The files of a ``pyarrow.fs`` file system: S3, GCS, Azure, HDFS, or the local one."""
+    """The files of a ``pyarrow.fs`` file system, as ``LocalFiles``: S3, GCS, Azure, HDFS, or the local one."""
 
     def __init__(self, filesystem: Any, root: str, url: str) -> None:
         self._filesystem, self._root, self._url = filesystem, root, url
@@ -124,6 +100,9 @@ class ArrowFiles:
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
+
+
+CheckpointFiles = LocalFiles | ArrowFiles
 
 
 def open_files(url: str) -> CheckpointFiles:
