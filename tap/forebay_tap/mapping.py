@@ -14,6 +14,7 @@ from forebay_tap.json_forms import ValueEncoder, ValueMember, json_form
 from forebay_tap.spark_checkpoint.aggregates import value_reader
 from forebay_tap.spark_checkpoint.data_types import AtomicType, DataType, StructType
 from forebay_tap.spark_checkpoint.description import (
+    KEY_TYPES,
     OperatorDescription,
     Path,
     StateField,
@@ -28,13 +29,6 @@ from forebay_tap.spark_checkpoint.operators import Operator
 from forebay_tap.spark_checkpoint.schemas import ColumnFamily
 from forebay_tap.spark_checkpoint.unsafe_row import Row
 
-_KEY_TYPES = {
-    "string": ("string",),
-    "int32": ("byte", "short", "integer"),
-    "int64": ("byte", "short", "integer", "long"),
-    "bytes": ("binary",),
-    "json": ("string", "boolean", "byte", "short", "integer", "long"),
-}
 _MICROSECONDS = 1_000
 _DOUBLES = ("avg", "stddev", "variance")
 _SAFE_INTEGER = (1 << 53) - 1
@@ -162,11 +156,8 @@ class TableMapping:
                 f"The state of operator {table_name(table)} is for a {table.kind} store; {name!r} is of the kind "
                 f'{self.spec.kind!r}. Declare kind = "{table.kind}".'
             )
-        types = [field.type for field in table.key]
-        fitting = _KEY_TYPES[self.spec.key]
-        fits = all(isinstance(kind, AtomicType) and kind.name in fitting for kind in types)
-        if not types:
-            fits = self.spec.key in TOTAL_KEYS
+        types = [str(field.type) for field in table.key]
+        fits = all(name in KEY_TYPES[self.spec.key] for name in types) if types else self.spec.key in TOTAL_KEYS
         if not fits or (len(types) > 1 and self.spec.key != "json"):
             shown = ", ".join(f"{field.name} {field.type}" for field in table.key) or "none"
             remedy = f'Declare key = "{table.key_codec}".' if table.key_codec else "No key codec takes them."

@@ -21,20 +21,19 @@ Path = tuple[int, ...]
 _WINDOW, _SESSION = "spark.timeWindow", "spark.sessionWindow"
 _VALUE, _LIST, _MAP = "ValueState", "ListState", "MapState"
 _GROUP_STATE, _TIMEOUT, _EXPIRES = "groupState", "timeoutTimestamp", "ttlExpirationMs"
-_KEY_CODECS = {
-    "string": "string",
-    "byte": "int32",
-    "short": "int32",
-    "integer": "int32",
-    "long": "int64",
-    "binary": "bytes",
+KEY_TYPES = {
+    "string": ("string",),
+    "int32": ("byte", "short", "integer"),
+    "int64": ("byte", "short", "integer", "long"),
+    "bytes": ("binary",),
+    "json": ("string", "boolean", "byte", "short", "integer", "long"),
 }
+"""By key codec, the types of key columns that fit it; only ``json`` takes several columns."""
 _DURATIONS = {
     "window_size_ms": "0  # that of the query",
     "gap_ms": "0  # that of the query",
     "retention_ms": "604_800_000  # a week: how long reads shall find it",
 }
-_JSON_KEYS = ("string", "boolean", "byte", "short", "integer", "long")
 
 
 @dataclass(frozen=True)
@@ -79,15 +78,10 @@ class Table:
 
     @property
     def key_codec(self) -> str | None:
-        """The key codec that its keys fit; None if there is none."""
-        types = [field.type for field in self.key]
-        if not types:
-            # A total.
-            return "string"
-        if len(types) == 1 and isinstance(types[0], AtomicType) and types[0].name in _KEY_CODECS:
-            return _KEY_CODECS[types[0].name]
-        fits = all(isinstance(item, AtomicType) and item.name in _JSON_KEYS for item in types)
-        return "json" if fits else None
+        """The key codec that its keys fit, ``string`` for a total; None if there is none."""
+        names = [str(field.type) for field in self.key]
+        fitting = KEY_TYPES if len(names) <= 1 else ("json",)
+        return next((codec for codec in fitting if all(name in KEY_TYPES[codec] for name in names)), None)
 
 
 @dataclass(frozen=True)
