@@ -12,8 +12,9 @@ import msgspec
 
 from forebay_tap.mapping import KeyUnfit, TableMapping
 from forebay_tap.scratch import Kept, SessionIndex, SessionState, ValueIndex
-from forebay_tap.spark_checkpoint.changes import Change, ChangeBlock, StateEntry
+from forebay_tap.spark_checkpoint.changes import ChangeBlock, StateEntry
 from forebay_tap.spark_checkpoint.description import TableKind, field_at
+from forebay_tap.spark_checkpoint.records import Kind
 from forebay_tap.spark_checkpoint.unsafe_row import Row
 
 log = logging.getLogger(__name__)
@@ -184,7 +185,7 @@ class SessionConversion(Conversion):
 
     def apply(self, blocks: Iterable[ChangeBlock], now_ms: int) -> Iterator[StoreRecord]:
         removed: list[tuple[bytes, SessionState]] = []
-        for _, _, _, key, value in _changes(blocks):
+        for _, key, value in _changes(blocks):
             plain = self._keys.plain(key)
             if plain is None:
                 continue
@@ -238,7 +239,7 @@ class ValueConversion(Conversion):
                 yield self._put(plain, self._elements(value), now_ms)
 
     def apply(self, blocks: Iterable[ChangeBlock], now_ms: int) -> Iterator[StoreRecord]:
-        for _, kind, _, key, value in _changes(blocks):
+        for kind, key, value in _changes(blocks):
             plain = self._keys.plain(key)
             if plain is None:
                 continue
@@ -292,8 +293,8 @@ CONVERSIONS: Mapping[TableKind, Callable[[TableMapping], Conversion]] = {
 """What opens the conversion of a table, by the kind of store that it can be."""
 
 
-def _changes(blocks: Iterable[ChangeBlock]) -> Iterator[Change]:
-    return chain.from_iterable(block.changes() for block in blocks)
+def _changes(blocks: Iterable[ChangeBlock]) -> Iterator[tuple[Kind, Row, Row | None]]:
+    return chain.from_iterable(zip(block.kinds, block.keys, block.values, strict=True) for block in blocks)
 
 
 class _Element(msgspec.Struct, array_like=True, frozen=True):

@@ -7,7 +7,7 @@ import pytest
 
 from forebay_tap.conversion import open_conversion
 from forebay_tap.mapping import TableMapping
-from forebay_tap.spark_checkpoint.changes import Change, ChangeBlock, StateEntry
+from forebay_tap.spark_checkpoint.changes import ChangeBlock, StateEntry
 from forebay_tap.spark_checkpoint.data_types import StructType
 from tests.support.running_query import store
 
@@ -30,20 +30,20 @@ def value(start: int, end: int, count: int = 1) -> tuple[object, ...]:
     return ((start * SECOND, end * SECOND), "a", count, 0)
 
 
-def put(start: int, end: int, count: int) -> Change:
-    return Change(1, "put", "default", ("a", start * SECOND), value(start, end, count))
+def put(start: int, end: int, count: int) -> tuple[object, ...]:
+    return "put", ("a", start * SECOND), value(start, end, count)
 
 
-def delete(start: int) -> Change:
-    return Change(1, "delete", "default", ("a", start * SECOND), None)
+def delete(start: int) -> tuple[object, ...]:
+    return "delete", ("a", start * SECOND), None
 
 
-def applied(conversion, *changes: Change) -> dict[tuple[int, int], int | None]:
+def applied(conversion, *changes: tuple[object, ...]) -> dict[tuple[int, int], int | None]:
     """The counts of sessions by their start and end in seconds, None where they are deleted."""
     split = conversion.mapping.spec.stored_keys.split_changelog
     found = {}
-    _, kinds, _, keys, values = zip(*changes, strict=True)
-    for _, log_key, text in conversion.apply([ChangeBlock(1, "default", kinds, keys, values)], NOW_MS):
+    block = ChangeBlock(1, "default", *zip(*changes, strict=True))
+    for _, log_key, text in conversion.apply([block], NOW_MS):
         end_ms, start_ms = split(log_key, 0).times_ms
         count = None if text is None else json.loads(text)["count"]
         found[start_ms // 1000, end_ms // 1000] = count

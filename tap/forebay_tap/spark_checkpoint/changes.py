@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -23,22 +23,12 @@ _RowsDecoder = Callable[[Sequence[bytes], int], list[Row]]
 """Decodes rows that begin at the same offset of each."""
 
 
-class Change(NamedTuple):
-    """What a batch did to one key.
-
-    ``kind`` is ``put``, ``delete`` or ``merge``. ``value`` has the value's fields by position and is None for a
-    deletion; where the family ``has_lists`` it is a tuple of rows, and ``merge`` appends them to what is there.
-    """
-
-    version: int
-    kind: Kind
-    family: str
-    key: Row
-    value: Row | None
-
-
 class ChangeBlock(NamedTuple):
-    """Some changes of one family by one version, in order, as ``Change`` has them."""
+    """What a version did to some keys of one family, in order.
+
+    A kind is ``put``, ``delete`` or ``merge``. A value has its fields by position and is None for a deletion.
+    Where the family ``has_lists`` it is a tuple of rows, and ``merge`` appends them to what is there.
+    """
 
     version: int
     family: str
@@ -46,14 +36,9 @@ class ChangeBlock(NamedTuple):
     keys: Sequence[Row]
     values: Sequence[Row | None]
 
-    def changes(self) -> Iterator[Change]:
-        """Each of them."""
-        for kind, key, value in zip(self.kinds, self.keys, self.values, strict=True):
-            yield Change(self.version, kind, self.family, key, value)
-
 
 class StateEntry(NamedTuple):
-    """One key of a store's content, with its value as in ``Change``."""
+    """One key of a store's content, with its value as in ``ChangeBlock``."""
 
     family: str
     key: Row

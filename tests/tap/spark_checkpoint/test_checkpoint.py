@@ -1,12 +1,12 @@
 import json
 import math
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from forebay_tap.spark_checkpoint.aggregates import finish
-from forebay_tap.spark_checkpoint.changes import Change
 from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
 from forebay_tap.spark_checkpoint.errors import StateUnsupported
 
@@ -93,8 +93,12 @@ def alike(left: Any, right: Any) -> bool:
     return left == right
 
 
-def changes(checkpoint: Checkpoint, partition: int, version: int) -> list[Change]:
-    return [change for block in checkpoint.change_blocks(0, partition, version) for change in block.changes()]
+def changes(checkpoint: Checkpoint, partition: int, version: int) -> Iterator[tuple[str, str, Any, Any]]:
+    """The kind, family, key and value of each change."""
+    for block in checkpoint.change_blocks(0, partition, version):
+        assert block.version == version
+        for kind, key, value in zip(block.kinds, block.keys, block.values, strict=True):
+            yield kind, block.family, key, value
 
 
 def contents(checkpoint: Checkpoint, version: int) -> list[Any]:
@@ -116,12 +120,11 @@ def test_changes_lead_from_each_version_to_the_next(written, name):
     state: dict[str, Any] = {}
     for batch, expected in enumerate(written.expected(name)):
         for partition in PARTITIONS:
-            for change in changes(checkpoint, partition, batch + 1):
-                assert change.version == batch + 1
-                if change.value is None:
-                    state.pop(json.dumps(plain(change.key)), None)
+            for _, _, key, value in changes(checkpoint, partition, batch + 1):
+                if value is None:
+                    state.pop(json.dumps(plain(key)), None)
                 else:
-                    key, value = comparable(query, change.key, change.value)
+                    key, value = comparable(query, key, value)
                     state[key] = value
         assert close(state, expected), batch
 
@@ -129,7 +132,7 @@ def test_changes_lead_from_each_version_to_the_next(written, name):
 @pytest.mark.parametrize("name", WITHOUT_CHANGES)
 def test_rocksdb_that_uploads_snapshots_only_has_no_changes(written, name):
     with pytest.raises(StateUnsupported, match=r"changelogCheckpointing\.enabled=true"):
-        changes(written.checkpoint(name), 0, 1)
+        list(changes(written.checkpoint(name), 0, 1))
 
 
 def ledger(items: list[tuple[str, Any, Any]]) -> dict[str, Any]:
@@ -180,12 +183,12 @@ def test_variable_changes_lead_to_the_next_version(written, name):
     for partition in PARTITIONS:
         state: dict[tuple[str, Any], Any] = {}
         for version in range(1, len(written.expected(name)) + 1):
-            for change in changes(checkpoint, partition, version):
-                place = (change.family, change.key)
-                if change.kind == "merge":
-                    state[place] = state.get(place, ()) + change.value
-                elif change.kind == "put":
-                    state[place] = change.value
+            for kind, family, key, value in changes(checkpoint, partition, version):
+                place = (family, key)
+                if kind == "merge":
+                    state[place] = state.get(place, ()) + value
+                elif kind == "put":
+                    state[place] = value
                 else:
                     state.pop(place, None)
             content = {(family, key): value for family, key, value in checkpoint.snapshot(0, partition, version)}

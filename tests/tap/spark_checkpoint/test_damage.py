@@ -29,7 +29,7 @@ PARTITION = Path("state/0/0")
 
 def changes(path: Path, version: int) -> list[object]:
     blocks = Checkpoint.open(str(path)).change_blocks(0, 0, version)
-    return [change for block in blocks for change in block.changes()]
+    return [change for block in blocks for change in zip(block.kinds, block.keys, block.values, strict=True)]
 
 
 def snapshot(path: Path, version: int) -> list[str]:
