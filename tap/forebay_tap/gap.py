@@ -89,7 +89,7 @@ def _watermark_before_set_back(checkpoint: Checkpoint, position: TapPosition, re
         return None
     for batch in reversed(retained):
         if _ended_by(checkpoint, batch, until_ms):
-            return checkpoint.offsets(batch).watermark_ms
+            return checkpoint.ended_offsets(batch).watermark_ms
     return None
 
 

@@ -31,7 +31,7 @@ class Source:
 
 def batch(*read_to: int) -> Offsets:
     ends = {str(partition): offset for partition, offset in enumerate(read_to)}
-    return Offsets(7, 0, 0, {}, {"0": json.dumps({"orders": ends})})
+    return Offsets(0, 0, {}, {"0": json.dumps({"orders": ends})})
 
 
 @pytest.fixture
@@ -79,6 +79,6 @@ def test_many_observations_never_make_a_state_younger(source):
 
 def test_other_sources_have_no_ends(source):
     source.observe(1_000, 5, 5)
-    files = Offsets(7, 0, 0, {}, {"0": json.dumps({"orders": {"0": 5, "1": 5}}), "1": '{"logOffset":3}'})
+    files = Offsets(0, 0, {}, {"0": json.dumps({"orders": {"0": 5, "1": 5}}), "1": '{"logOffset":3}'})
     assert source.observed.as_of_ms(files) is None
     assert SourceEnds(None).as_of_ms(batch(5, 5)) is None

@@ -6,8 +6,8 @@ exists: until then Spark may write its files again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cached_property, lru_cache, partial
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
 
 from forebay_tap.spark_checkpoint.changes import ChangeBlock, StateEntry
 from forebay_tap.spark_checkpoint.errors import CheckpointMissing, VersionNotCommitted, VersionPurged
@@ -40,9 +40,11 @@ class Checkpoint:
         """The content of a file in ``commits`` or ``offsets``."""
         self.ended_status = lru_cache(_REMEMBERED_BATCHES)(files.stat)
         """The size and time of a file in ``commits``: of a batch that was run again, it is written again."""
-        self.ended_offsets = lru_cache(_REMEMBERED_BATCHES)(partial(self._offsets, self.ended_file))
+        self.ended_offsets = lru_cache(_REMEMBERED_BATCHES)(self._offsets)
+        """What a batch read up to."""
+        self.ended_commit = lru_cache(_REMEMBERED_BATCHES)(self._commit)
+        """The end of a batch; raises ``VersionNotCommitted`` if it has not ended."""
         self.ended_operator = lru_cache(_REMEMBERED_BATCHES)(self.operator)
-        self._commit_of = lru_cache(_REMEMBERED_BATCHES)(partial(self._commit, self.ended_file))
 
     @classmethod
     def open(cls, url: str) -> Checkpoint:
@@ -84,25 +86,17 @@ class Checkpoint:
         except FileNotFoundError:
             return False
 
-    def offsets(self, batch: int) -> Offsets:
-        """What a batch read up to."""
-        return self._offsets(self.files.read, batch)
-
-    def commit(self, batch: int) -> Commit:
-        """The end of a batch; raises ``VersionNotCommitted`` if it has not ended."""
-        return self._commit(self.files.read, batch)
-
-    def _offsets(self, read: Callable[[str], bytes], batch: int) -> Offsets:
+    def _offsets(self, batch: int) -> Offsets:
         path = f"offsets/{batch}"
         try:
-            return parse_offsets(read(path), path, batch)
+            return parse_offsets(self.ended_file(path), path)
         except FileNotFoundError:
             raise _missing_batch(self.files, path) from None
 
-    def _commit(self, read: Callable[[str], bytes], batch: int) -> Commit:
+    def _commit(self, batch: int) -> Commit:
         path = f"commits/{batch}"
         try:
-            return parse_commit(read(path), path, batch)
+            return parse_commit(self.ended_file(path), path, batch)
         except FileNotFoundError:
             if batch < min(self.batches(), default=0):
                 raise _missing_batch(self.files, path) from None
@@ -111,7 +105,7 @@ class Checkpoint:
 
     def provider(self, batch: int) -> Provider:
         """The state store provider that a batch used."""
-        return _provider(self.offsets(batch))
+        return provider_of(self.ended_offsets(batch).conf, f"offsets/{batch}")
 
     def operators(self, batch: int) -> tuple[Operator, ...]:
         """The stateful operators as a batch found them; none if the query is stateless."""
@@ -131,7 +125,7 @@ class Checkpoint:
         ``family``. Raises ``VersionNotCommitted``, ``VersionPurged``, ``LineageMismatch``, and
         ``StateUnsupported`` if the provider keeps no changes.
         """
-        self._commit_of(version - 1)
+        self.ended_commit(version - 1)
         yield from self._store_files(operator, partition, version, store, family).changes(version)
 
     def snapshot(
@@ -149,7 +143,7 @@ class Checkpoint:
         ``VersionNotCommitted``, ``VersionPurged``, ``LineageMismatch``.
         """
         if version > 0:
-            self._commit_of(version - 1)
+            self.ended_commit(version - 1)
             yield from self._store_files(operator, partition, version, store, family).content(version)
 
     def _store_files(
@@ -164,7 +158,7 @@ class Checkpoint:
         return StoreFiles(
             files=self.files,
             directory=store_directory(operator, store, partition),
-            provider=_provider(self.ended_offsets(batch)),
+            provider=self.provider(batch),
             families=described.column_families,
             family_names=self._family_names.setdefault((operator, store, partition), {}),
             only=family,
@@ -174,7 +168,7 @@ class Checkpoint:
 
     def _unique_id(self, operator: int, partition: int, store: str, version: int) -> str | None:
         """What checkpoint format 2 appends to a version's file names; None in format 1."""
-        ids = self._commit_of(version - 1).store_ids
+        ids = self.ended_commit(version - 1).store_ids
         if operator not in ids:
             return None
         names = [item.name for item in self.ended_operator(operator, version - 1).stores]
@@ -183,10 +177,6 @@ class Checkpoint:
         except IndexError:
             message = f"commits/{version - 1} has no id for partition {partition} of operator {operator}"
             raise CheckpointMissing(f"{message}: the query's partitions have changed.") from None
-
-
-def _provider(offsets: Offsets) -> Provider:
-    return provider_of(offsets.conf, f"offsets/{offsets.batch}")
 
 
 def _missing_batch(files: CheckpointFiles, path: str) -> VersionPurged:

@@ -48,7 +48,7 @@ def checkpoint_document(checkpoint: Checkpoint) -> dict[str, Any]:
         message = f"{checkpoint.files.url} has no batch that has ended."
         raise CheckpointMissing(f"{message} Run the query until its first batch has.")
     newest = batches[-1]
-    offsets = checkpoint.offsets(newest)
+    offsets = checkpoint.ended_offsets(newest)
     provider = checkpoint.provider(newest)
     described = [
         _operator_document(checkpoint, describe_operator(operator), newest)
@@ -61,7 +61,7 @@ def checkpoint_document(checkpoint: Checkpoint) -> dict[str, Any]:
         "started_ms": offsets.started_ms,
         "provider": provider.name,
         "codec": provider.codec,
-        "format": 2 if checkpoint.commit(newest).store_ids else 1,
+        "format": 2 if checkpoint.ended_commit(newest).store_ids else 1,
         "age": _KNOWN_AGE if offsets.kafka_offsets() is not None else _UNKNOWN_AGE,
         "operators": described,
     }

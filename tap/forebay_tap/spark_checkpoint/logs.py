@@ -22,7 +22,6 @@ class Offsets:
     None where the batch reads nothing of it. ``conf`` has the settings that a query keeps for good.
     """
 
-    batch: int
     watermark_ms: int
     started_ms: int
     conf: Mapping[str, str]
@@ -59,14 +58,14 @@ class Commit:
     store_ids: Mapping[int, tuple[tuple[str, ...], ...]]
 
 
-def parse_offsets(data: bytes, file: str, batch: int) -> Offsets:
+def parse_offsets(data: bytes, file: str) -> Offsets:
     """``offsets/N``; raises ``CheckpointFormatUnknown`` or ``CheckpointFileCorrupt``."""
     lines = _lines(data, file, _OFFSETS_FORMATS)
     try:
         metadata = json.loads(lines[1])
         watermark_ms, started_ms = metadata["batchWatermarkMs"], metadata["batchTimestampMs"]
         sources = _sources(lines[2:], named=lines[0] == "v2")
-        return Offsets(batch, watermark_ms, started_ms, metadata.get("conf", {}), sources)
+        return Offsets(watermark_ms, started_ms, metadata.get("conf", {}), sources)
     except (ValueError, LookupError, TypeError) as error:
         raise _corrupt(file, error) from error
 

@@ -255,11 +255,11 @@ def test_column_family_that_no_snapshot_numbers_is_named(copied):
 
 def test_the_ends_of_sources_by_position_and_by_name():
     head = '{"batchWatermarkMs":5,"batchTimestampMs":6,"conf":{"a":"b"}}'
-    by_position = parse_offsets(f'v1\n{head}\n{{"logOffset":3}}\n-'.encode(), "offsets/7", 7)
+    by_position = parse_offsets(f'v1\n{head}\n{{"logOffset":3}}\n-'.encode(), "offsets/7")
     assert by_position.sources == {"0": '{"logOffset":3}', "1": None}
-    assert (by_position.batch, by_position.watermark_ms, by_position.started_ms) == (7, 5, 6)
+    assert (by_position.watermark_ms, by_position.started_ms) == (5, 6)
     assert by_position.conf == {"a": "b"}
-    by_name = parse_offsets(f'v2\n{head}\norders:{{"t":{{"0":3}}}}\nusers:-'.encode(), "offsets/7", 7)
+    by_name = parse_offsets(f'v2\n{head}\norders:{{"t":{{"0":3}}}}\nusers:-'.encode(), "offsets/7")
     assert by_name.sources == {"orders": '{"t":{"0":3}}', "users": None}
 
 
@@ -321,5 +321,5 @@ def test_a_topic_that_two_sources_read_is_read_to_the_lesser_end():
     """As in a union or a join of a topic with itself."""
     ends = {"0": '{"a":{"0":10,"1":7}}', "1": '{"a":{"0":1000,"1":7},"b":{"0":3}}'}
     for sources in (ends, dict(reversed(ends.items()))):
-        read_to = Offsets(0, 0, 0, {}, sources).kafka_offsets()
+        read_to = Offsets(0, 0, {}, sources).kafka_offsets()
         assert read_to == {("a", 0): 10, ("a", 1): 7, ("b", 0): 3}
