@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from forebay_tap.spark_checkpoint.changes import ChangeBlock, StateEntry
 from forebay_tap.spark_checkpoint.errors import CheckpointMissing, VersionNotCommitted, VersionPurged
 from forebay_tap.spark_checkpoint.files import CheckpointFiles, open_files
-from forebay_tap.spark_checkpoint.logs import Commit, Offsets, parse_commit, parse_offsets, parse_query_id
+from forebay_tap.spark_checkpoint.logs import Offsets, StoreIds, parse_commit, parse_offsets, parse_query_id
 from forebay_tap.spark_checkpoint.operators import (
     DEFAULT_STORE,
     Operator,
@@ -43,7 +43,7 @@ class Checkpoint:
         self.ended_offsets = lru_cache(_REMEMBERED_BATCHES)(self._offsets)
         """What a batch read up to."""
         self.ended_commit = lru_cache(_REMEMBERED_BATCHES)(self._commit)
-        """The end of a batch; raises ``VersionNotCommitted`` if it has not ended."""
+        """The ids that the end of a batch notes; raises ``VersionNotCommitted`` if it has not ended."""
         self.ended_operator = lru_cache(_REMEMBERED_BATCHES)(self.operator)
 
     @classmethod
@@ -93,10 +93,10 @@ class Checkpoint:
         except FileNotFoundError:
             raise _missing_batch(self.files, path) from None
 
-    def _commit(self, batch: int) -> Commit:
+    def _commit(self, batch: int) -> StoreIds:
         path = f"commits/{batch}"
         try:
-            return parse_commit(self.ended_file(path), path, batch)
+            return parse_commit(self.ended_file(path), path)
         except FileNotFoundError:
             if batch < min(self.batches(), default=0):
                 raise _missing_batch(self.files, path) from None
@@ -168,7 +168,7 @@ class Checkpoint:
 
     def _unique_id(self, operator: int, partition: int, store: str, version: int) -> str | None:
         """What checkpoint format 2 appends to a version's file names; None in format 1."""
-        ids = self.ended_commit(version - 1).store_ids
+        ids = self.ended_commit(version - 1)
         if operator not in ids:
             return None
         names = [item.name for item in self.ended_operator(operator, version - 1).stores]

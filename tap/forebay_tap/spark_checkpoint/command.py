@@ -61,7 +61,7 @@ def checkpoint_document(checkpoint: Checkpoint) -> dict[str, Any]:
         "started_ms": offsets.started_ms,
         "provider": provider.name,
         "codec": provider.codec,
-        "format": 2 if checkpoint.ended_commit(newest).store_ids else 1,
+        "format": 2 if checkpoint.ended_commit(newest) else 1,
         "age": _KNOWN_AGE if offsets.kafka_offsets() is not None else _UNKNOWN_AGE,
         "operators": described,
     }

@@ -41,15 +41,14 @@ class StateField:
     """A field of a key or value, and where it is in the decoded row.
 
     ``functions`` has the aggregates whose buffer may begin here, the likeliest first; it is empty for fields that
-    are no buffer, and for buffers that are not finished. ``width`` is how many fields the likeliest takes.
-    ``opaque`` if only Spark reads the buffer, so that the field cannot be served.
+    are no buffer, and for buffers that are not finished. ``opaque`` if only Spark reads the buffer, so that the
+    field cannot be served.
     """
 
     name: str
     type: DataType
     path: Path
     functions: tuple[str, ...] = ()
-    width: int = 1
     opaque: bool = False
 
 
@@ -185,7 +184,7 @@ def _buffers(struct: StructType, first: int) -> tuple[StateField, ...]:
         functions = functions_at(fields, at)
         width = buffer_width(functions[0], fields, at) if functions else 1
         opaque = not functions and is_opaque(fields[at])
-        found.append(StateField(fields[at].name, fields[at].type, (at,), functions, width, opaque))
+        found.append(StateField(fields[at].name, fields[at].type, (at,), functions, opaque))
         at += width
     return tuple(found)
 

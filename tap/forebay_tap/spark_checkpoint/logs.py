@@ -45,17 +45,9 @@ class Offsets:
         return read_to or None
 
 
-@dataclass(frozen=True)
-class Commit:
-    """That a batch has ended.
-
-    ``store_ids`` has, by operator, the unique id of each partition's stores (``[partition][store]``), which
-    checkpoint format 2 puts into file names; it is empty in format 1.
-    """
-
-    batch: int
-    next_watermark_ms: int
-    store_ids: Mapping[int, tuple[tuple[str, ...], ...]]
+StoreIds = Mapping[int, tuple[tuple[str, ...], ...]]
+"""By operator, the unique id of each partition's stores (``[partition][store]``), which checkpoint format 2 puts
+into file names; empty in format 1."""
 
 
 def parse_offsets(data: bytes, file: str) -> Offsets:
@@ -70,18 +62,16 @@ def parse_offsets(data: bytes, file: str) -> Offsets:
         raise _corrupt(file, error) from error
 
 
-def parse_commit(data: bytes, file: str, batch: int) -> Commit:
+def parse_commit(data: bytes, file: str) -> StoreIds:
     """``commits/N``; raises ``CheckpointFormatUnknown`` or ``CheckpointFileCorrupt``."""
     lines = _lines(data, file, _COMMIT_FORMATS)
     try:
         # Batches of Spark 2 have an empty object.
         metadata = json.loads(lines[1])
         ids = metadata.get("stateUniqueIds") or {}
-        return Commit(
-            batch,
-            metadata.get("nextBatchWatermarkMs", 0),
-            {int(operator): tuple(tuple(stores) for stores in partitions) for operator, partitions in ids.items()},
-        )
+        return {
+            int(operator): tuple(tuple(stores) for stores in partitions) for operator, partitions in ids.items()
+        }
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise _corrupt(file, error) from error
 

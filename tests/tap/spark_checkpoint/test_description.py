@@ -32,7 +32,9 @@ def test_an_aggregation_without_windows(written):
     table = only_table(written, "aggregation-default")
     assert (table.kind, table.key_codec, table.partitions, table.window_path) == ("key-value", "string", 2, None)
     assert shape(table.key) == [("key", "string", (0,))]
-    assert [(field.path, field.functions, field.width) for field in table.value] == [
+    fields = written.checkpoint("aggregation-default").operator(0, 0).store().family().value.fields
+    widths = [buffer_width(field.functions[0], fields, *field.path) for field in table.value]
+    assert [(field.path, field.functions, width) for field, width in zip(table.value, widths, strict=True)] == [
         ((0,), ("count",), 1),
         ((1,), ("sum",), 1),
         ((2,), ("min",), 1),
