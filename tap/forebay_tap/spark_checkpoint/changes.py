@@ -60,7 +60,7 @@ class FamilyDecoder:
         )
         self._key_of = _key_decoder(family) if rocksdb else _plain_key(family)
         rows = _versioned_rows if rocksdb else _plain_rows
-        is_divided = rocksdb and family.key_encoding.prefix_columns
+        is_divided = rocksdb and family.prefix_columns
         self._keys_of = None if is_divided else rows(_key_rows(family.key.types))
         self._values_of = None if family.has_lists else rows(self._value)
 
@@ -176,9 +176,9 @@ def _plain_key(family: ColumnFamily) -> Callable[[bytes, int], Row]:
 
 
 def _key_decoder(family: ColumnFamily) -> Callable[[bytes, int], Row]:
-    types, encoding = family.key.types, family.key_encoding
-    if encoding.prefix_columns:
-        return _split_key(types, encoding.prefix_columns)
+    types = family.key.types
+    if family.prefix_columns:
+        return _split_key(types, family.prefix_columns)
     whole = _key_rows(types)
 
     def decode(data: bytes, at: int) -> Row:

@@ -21,21 +21,14 @@ INTERNAL_PREFIX = "$"
 
 
 @dataclass(frozen=True)
-class KeyEncoding:
-    """How RocksDB's keys are written: the first ``prefix_columns`` apart from the others, or all as one row. The
-    default provider's keys are always one row."""
-
-    prefix_columns: int = 0
-
-
-@dataclass(frozen=True)
 class ColumnFamily:
     """One table within a store; stores without transformWithState have only ``default``."""
 
     name: str
     key: StructType
     value: StructType
-    key_encoding: KeyEncoding = KeyEncoding()
+    prefix_columns: int = 0
+    """How many columns RocksDB's keys have apart from the others. The default provider's keys are one row."""
     has_lists: bool = False
     """Whether a key has a list of values, as transformWithState's list variables."""
 
@@ -57,10 +50,10 @@ def parse_schema(data: bytes, file: str, prefix_columns: int = 0) -> tuple[Colum
         match name:
             case "v1":
                 key, value = parse_struct(json.loads(source.text())), parse_struct(json.loads(source.text()))
-                return (ColumnFamily(DEFAULT_FAMILY, key, value, KeyEncoding(prefix_columns)),)
+                return (ColumnFamily(DEFAULT_FAMILY, key, value, prefix_columns),)
             case "v2":
                 key, value = source.struct(), source.struct()
-                return (ColumnFamily(DEFAULT_FAMILY, key, value, KeyEncoding(prefix_columns)),)
+                return (ColumnFamily(DEFAULT_FAMILY, key, value, prefix_columns),)
             case "v3":
                 return tuple(_family(source) for _ in range(source.integer(4)))
     except (ValueError, KeyError, TypeError) as error:
@@ -81,15 +74,15 @@ def _family(source: _DataInput) -> ColumnFamily:
     if name.startswith(INTERNAL_PREFIX):
         # Not decoded; indices by time have keys of their own.
         return ColumnFamily(name, key, value)
-    return ColumnFamily(name, key, value, _encoding(encoder, source.file))
+    return ColumnFamily(name, key, value, _prefix_columns(encoder, source.file))
 
 
-def _encoding(encoder: dict[str, object], file: str) -> KeyEncoding:
+def _prefix_columns(encoder: dict[str, object], file: str) -> int:
     match encoder:
         case {"keyStateEncoderType": "NoPrefixKeyStateEncoderSpec"}:
-            return KeyEncoding()
+            return 0
         case {"keyStateEncoderType": "PrefixKeyScanStateEncoderSpec", "numColsPrefixKey": int(columns)}:
-            return KeyEncoding(prefix_columns=columns)
+            return columns
     message = f"{file} has keys written by {encoder.get('keyStateEncoderType')}, which forebay does not decode."
     raise StateUnsupported(f"{message} Use a version of forebay that knows this version of Spark.")
 
