@@ -22,18 +22,10 @@ _REGISTER = re.compile(r"MS\[\d+\]")
 
 @dataclass(frozen=True)
 class Finisher:
-    """``buffer`` has the names of the fields that ``finish`` takes, in order."""
+    """``buffer`` has the names of the fields that ``finish`` takes, in order; its result may be None."""
 
     buffer: tuple[str, ...]
     finish: Callable[[Sequence[Any]], Any]
-
-
-def finish(function: str, buffer: Sequence[Any]) -> Any:
-    """The value of an aggregate, of its buffer's ``buffer_width`` fields; None where Spark has none.
-
-    Raises ``KeyError`` for a function that ``FINISHERS`` does not have.
-    """
-    return FINISHERS[function].finish(buffer)
 
 
 def value_reader(function: str, fields: Sequence[Field], position: int) -> Callable[[Sequence[Any]], Any]:
@@ -42,10 +34,11 @@ def value_reader(function: str, fields: Sequence[Field], position: int) -> Calla
     Raises as ``check_function``.
     """
     check_function(function, fields, position)
-    if FINISHERS[function].finish is _only:
+    finish = FINISHERS[function].finish
+    if finish is _only:
         return itemgetter(position)
     end = position + buffer_width(function, fields, position)
-    return lambda row: finish(function, row[position:end])
+    return lambda row: finish(row[position:end])
 
 
 def functions_at(fields: Sequence[Field], position: int) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forebay_tap.spark_checkpoint.aggregates import finish
+from forebay_tap.spark_checkpoint.aggregates import FINISHERS
 from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
 from forebay_tap.spark_checkpoint.errors import StateUnsupported
 
@@ -58,7 +58,7 @@ AGGREGATES = (
 
 
 def aggregated(value: tuple[Any, ...]) -> list[Any]:
-    values = [finish(function, value[at : at + width]) for function, at, width in AGGREGATES]
+    values = [FINISHERS[function].finish(value[at : at + width]) for function, at, width in AGGREGATES]
     return [str(item) if isinstance(item, Decimal) else item for item in values]
 
 
@@ -68,7 +68,7 @@ def comparable(query: str, key: Any, value: Any) -> tuple[str, Any]:
         case "aggregation":
             value = aggregated(value)
         case "windows":
-            value = [value[0], finish("avg", value[1:3])]
+            value = [value[0], FINISHERS["avg"].finish(value[1:3])]
         case "sessions":
             value = [value[0][1], *value[2:]]
         case "distinct" | "distinct_events":

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from forebay.cli import commands
 from forebay.errors import TopologyError
 from forebay.topology_file import parse_topology
-from forebay_tap.spark_checkpoint.aggregates import buffer_width, check_function, finish, functions_at
+from forebay_tap.spark_checkpoint.aggregates import FINISHERS, buffer_width, check_function, functions_at
 from forebay_tap.spark_checkpoint.data_types import AtomicType, DecimalType, Field
 from forebay_tap.spark_checkpoint.description import describe_operator, field_at
 from forebay_tap.spark_checkpoint.errors import StateUnsupported
@@ -121,19 +121,19 @@ def test_sums_of_decimals_state_whether_there_is_any():
     fields = [Field("sum", DecimalType(20, 2)), Field("isEmpty", BOOLEAN), Field("count", LONG)]
     assert functions_at(fields, 0) == ("sum",)
     assert buffer_width("sum", fields, 0) == 2
-    assert finish("sum", (0, True)) is None
-    assert finish("sum", (5, False)) == 5
+    assert FINISHERS["sum"].finish((0, True)) is None
+    assert FINISHERS["sum"].finish((5, False)) == 5
     # An average of decimals has no isEmpty, and digits of its own.
     assert functions_at([Field("sum", DecimalType(20, 2)), Field("count", LONG)], 0) == ("sum",)
 
 
 def test_nothing_of_no_rows():
-    assert finish("avg", (0.0, 0)) is None
-    assert finish("stddev", (0.0, 0.0, 0.0)) is None
-    assert finish("variance", (1.0, 3.0, 0.0)) is None
-    assert finish("variance", (3.0, 2.0, 2.0)) == 1.0
-    assert finish("stddev", (5.0, 2.0, 16.0)) == 2.0
-    assert finish("first", (None, True)) is None
+    assert FINISHERS["avg"].finish((0.0, 0)) is None
+    assert FINISHERS["stddev"].finish((0.0, 0.0, 0.0)) is None
+    assert FINISHERS["variance"].finish((1.0, 3.0, 0.0)) is None
+    assert FINISHERS["variance"].finish((3.0, 2.0, 2.0)) == 1.0
+    assert FINISHERS["stddev"].finish((5.0, 2.0, 16.0)) == 2.0
+    assert FINISHERS["first"].finish((None, True)) is None
 
 
 def test_a_function_that_does_not_fit_is_refused():
