@@ -25,7 +25,7 @@ from forebay_tap.spark_checkpoint.description import (
     position_text,
 )
 from forebay_tap.spark_checkpoint.errors import CheckpointMissing, StateUnsupported
-from forebay_tap.spark_checkpoint.operators import Operator
+from forebay_tap.spark_checkpoint.operators import DEFAULT_STORE, Operator
 from forebay_tap.spark_checkpoint.schemas import ColumnFamily
 from forebay_tap.spark_checkpoint.unsafe_row import Row
 
@@ -152,8 +152,9 @@ class TableMapping:
     def _check(self) -> None:
         name, table = self.spec.name, self.table
         if table.kind != self.spec.kind:
+            shown = table.family if table.store == DEFAULT_STORE else f"{table.store}/{table.family}"
             raise TopologyError(
-                f"The state of operator {table_name(table)} is for a {table.kind} store; {name!r} is of the kind "
+                f"The state of operator {shown} is for a {table.kind} store; {name!r} is of the kind "
                 f'{self.spec.kind!r}. Declare kind = "{table.kind}".'
             )
         types = [str(field.type) for field in table.key]
@@ -165,11 +166,6 @@ class TableMapping:
                 f"The key columns of the state ({shown}) do not fit the key codec {self.spec.key!r} of {name!r}. "
                 f"{remedy}"
             )
-
-
-def table_name(table: Table) -> str:
-    """A table's name for messages."""
-    return table.family if table.store == "default" else f"{table.store}/{table.family}"
 
 
 def _table(spec: StoreSpec, described: OperatorDescription) -> Table:
