@@ -240,19 +240,15 @@ class StateTap:
         return True
 
     def _beat(self, checkpoint: Checkpoint, taps: list[StoreTap], batch: int) -> None:
-        offsets = self._offsets(checkpoint, batch)
+        offsets = None
+        # Without them it ages until the next batch.
+        with contextlib.suppress(CheckpointError):
+            offsets = checkpoint.ended_offsets(batch)
         as_of_ms = None if offsets is None else self._ends.as_of_ms(offsets)
         for tap in taps:
             self._patiently(tap.beat, as_of_ms)
         if offsets is not None:
             self._ends.observe(offsets)
-
-    def _offsets(self, checkpoint: Checkpoint, batch: int) -> Offsets | None:
-        try:
-            return checkpoint.ended_offsets(batch)
-        except CheckpointError:
-            # It ages until the next batch.
-            return None
 
     def _warn_if_behind(self, checkpoint: Checkpoint, batch: int) -> None:
         now_ms = self._clock_ms()
