@@ -7,9 +7,10 @@ import io
 import json
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,28 +38,14 @@ def read_metadata(archive: bytes, path: str) -> SnapshotMetadata:
         return _metadata(content, path)
 
 
-class Snapshot:
-    """A snapshot that was opened, read-only."""
-
-    def __init__(self, database: Rdict, path: str) -> None:
-        self._database, self._path = database, path
-
-    def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """Every key and value; raises ``CheckpointFileCorrupt``."""
-        try:
-            for key, value in self._database.items():
-                yield cast(bytes, key), value
-        except Exception as error:
-            # rocksdict raises plain Exception.
-            message = f"RocksDB cannot read the snapshot {self._path}: {error}. {_REMEDY}"
-            raise CheckpointFileCorrupt(message) from error
+Items = Iterator[tuple[bytes, bytes]]
 
 
 @contextmanager
-def open_snapshot(files: CheckpointFiles, directory: str, path: str) -> Iterator[Snapshot]:
-    """A snapshot, of which a temporary directory has copies of the files.
+def open_snapshot(files: CheckpointFiles, directory: str, path: str) -> Iterator[Callable[[], Items]]:
+    """What reads every key and value of a snapshot, of which a temporary directory has copies of the files.
 
-    Raises ``CheckpointFileCorrupt`` if one is missing or RocksDB refuses them.
+    Both raise ``CheckpointFileCorrupt`` if a file is missing or RocksDB refuses it.
     """
     with tempfile.TemporaryDirectory(prefix="forebay-snapshot-") as scratch:
         target = Path(scratch)
@@ -72,9 +59,18 @@ def open_snapshot(files: CheckpointFiles, directory: str, path: str) -> Iterator
             (target / Path(known).name).write_bytes(_part(files, f"{directory}/SSTs/{stored}", path))
         database = _database(target, path)
         try:
-            yield Snapshot(database, path)
+            yield partial(_items, database, path)
         finally:
             database.close()
+
+
+def _items(database: Rdict, path: str) -> Items:
+    try:
+        for key, value in database.items():
+            yield cast(bytes, key), value
+    except Exception as error:
+        # rocksdict raises plain Exception.
+        raise CheckpointFileCorrupt(f"RocksDB cannot read the snapshot {path}: {error}. {_REMEDY}") from error
 
 
 def _database(directory: Path, path: str) -> Rdict:

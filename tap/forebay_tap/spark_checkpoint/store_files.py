@@ -219,9 +219,9 @@ class StoreFiles:
             return ((key, value or b"") for key, value in chain.from_iterable(items)), False
         path = self._path(version, _ARCHIVE)
         families = read_metadata(self.files.read(path), path).families
-        snapshot = opened.enter_context(open_snapshot(self.files, self.directory, path))
-        _read_through(snapshot.items())
-        return snapshot.items(), bool(families)
+        items_of = opened.enter_context(open_snapshot(self.files, self.directory, path))
+        _read_through(items_of())
+        return items_of(), bool(families)
 
     def _batch(self, version: int) -> _Batch:
         path = self._path(version, ".changelog" if self.provider.is_rocksdb else ".delta")
