@@ -1,15 +1,17 @@
-"""Reads a partition of a log to its end, or its last records, whichever changelog has it."""
+"""Reads a log or a partition of it to its end, or its last records, whichever changelog has it."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from forebay.errors import ChangelogError, ChangelogUnreachable
+from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay_changelog.base import Batch, Consumer, Record, Wake
+from forebay_changelog.base import Batch, Changelog, Consumer, Record, Wake
 
 _RECORDS_PER_POLL = 10_000
 _PATIENCE_S = 60.0
@@ -44,6 +46,14 @@ def batches_to_end(consumer: Consumer, tp: TopicPartition, position: int = 0) ->
                 consumer.wait(never_set, _WAIT_S)
     finally:
         consumer.unassign(tp)
+
+
+def records_to_end(changelog: Changelog, spec: StoreSpec) -> Iterator[tuple[int, Record]]:
+    """Every record of a store's log but its heartbeats, with its partition; raises as ``batches_to_end``."""
+    with contextlib.closing(changelog.consumer(replay=True)) as consumer:
+        for partition in range(spec.partitions):
+            for batch in batches_to_end(consumer, TopicPartition(spec.topic, partition)):
+                yield from ((partition, record) for record in batch.records if not record[4])
 
 
 class LastRecords(NamedTuple):

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from forebay.errors import ChangelogError, SinkError
-from forebay.output import progress
+from forebay.errors import SinkError
 from forebay.store_spec import StoreSpec
-from forebay.task_ids import TopicPartition
-from forebay_changelog import Batch, Changelog, Consumer
-from forebay_changelog.log_reader import batches_to_end
+from forebay_changelog import Changelog
+from forebay_changelog.log_reader import records_to_end
 from forebay_spark.destinations import refusing
 from forebay_spark.store_writer import StoreWriter
 from forebay_spark.write import Write
@@ -95,44 +91,17 @@ def _require_meant(writer: StoreWriter, rows: int, deleted: int, max_deleted: in
         )
 
 
-def _batches(consumer: Consumer, tp: TopicPartition, spec: StoreSpec) -> Iterator[Batch]:
-    """All of a partition; raises ``SinkError`` if it cannot be read."""
-    try:
-        yield from batches_to_end(consumer, tp)
-    except ChangelogError as error:
-        raise SinkError(
-            f"{spec.name}: the log {spec.topic!r} cannot be read, so what it lacks is not known. {error}"
-        ) from error
-
-
 def _keys_of_log(session: SparkSession, changelog: Changelog, spec: StoreSpec, *, deleted: bool) -> DataFrame:
     """Every key that has a value in a store's log as it is now, and its partition.
 
     Those with a tombstone, too, if they are to be ``deleted`` again: an earlier attempt may have written it, and
-    a repeat must have every key of it. They are not live. Raises ``SinkError``.
+    a repeat must have every key of it. They are not live. Raises ``ChangelogError``.
     """
-    topic_partitions = [TopicPartition(spec.topic, partition) for partition in range(spec.partitions)]
-    offsets = sum(changelog.end_offsets(topic_partitions).values())
-    keys: dict[int, dict[bytes, bool]] = {partition: {} for partition in range(spec.partitions)}
-    with (
-        contextlib.closing(changelog.consumer(replay=True)) as consumer,
-        progress(f"reading {spec.name}", offsets) as advance,
-    ):
-        for tp in topic_partitions:
-            of_partition, position = keys[tp.partition], 0
-            for batch in _batches(consumer, tp, spec):
-                for _, key, value, _, heartbeat in batch.records:
-                    if heartbeat:
-                        continue
-                    if value is None and not deleted:
-                        of_partition.pop(key, None)
-                    else:
-                        of_partition[key] = value is not None
-                advance(batch.position - position)
-                position = batch.position
-    rows = [
-        (partition, bytearray(key), is_live)
-        for partition, of_partition in keys.items()
-        for key, is_live in of_partition.items()
-    ]
+    keys: dict[tuple[int, bytes], bool] = {}
+    for partition, (_, key, value, *_) in records_to_end(changelog, spec):
+        if value is None and not deleted:
+            keys.pop((partition, key), None)
+        else:
+            keys[partition, key] = value is not None
+    rows = [(partition, bytearray(key), is_live) for (partition, key), is_live in keys.items()]
     return session.createDataFrame(rows, _KEYS)

@@ -156,7 +156,8 @@ class Sink:
         through, another call is refused, or does nothing with ``if_written="skip"``. Returns what was done.
 
         The rows replace those of a stream that writes the same keys meanwhile, or are replaced by them. Until the
-        fill is through, the age of the store is unknown. Raises ``SinkError``.
+        fill is through, the age of the store is unknown. Raises ``SinkError``, or ``ChangelogError`` for a log
+        that cannot be read.
         """
         session = _classic_session(df)
         if df.isStreaming:

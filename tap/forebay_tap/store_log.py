@@ -9,9 +9,8 @@ from dataclasses import replace
 
 from forebay.errors import ChangelogError
 from forebay.store_spec import StoreSpec
-from forebay.task_ids import TopicPartition
-from forebay_changelog import Changelog, Consumer
-from forebay_changelog.log_reader import batches_to_end
+from forebay_changelog import Changelog
+from forebay_changelog.log_reader import records_to_end
 from forebay_tap.batch_rows import BatchRows
 from forebay_tap.conversion import Conversion, StoreRecord
 from forebay_tap.lineage import TapPosition
@@ -75,7 +74,8 @@ class StoreLog:
     def content(self) -> ContentIndex:
         """What the log holds now."""
         content = ContentIndex()
-        content.load(log_content(self._changelog, self._spec))
+        records = records_to_end(self._changelog, self._spec)
+        content.load((key, None if value is None else value_digest(value)) for _, (_, key, value, *_) in records)
         return content
 
     def other_writers(self) -> list[str]:
@@ -135,26 +135,6 @@ class StoreLog:
 def value_digest(value: bytes) -> bytes:
     """Identifies a value among those of one key."""
     return hashlib.blake2b(value, digest_size=_DIGEST_BYTES).digest()
-
-
-def log_content(changelog: Changelog, spec: StoreSpec) -> Iterator[tuple[bytes, bytes | None]]:
-    """Every record's key and its value's digest, None for a tombstone, up to where each log ended at first.
-
-    Raises ``ChangelogError``.
-    """
-    consumer = changelog.consumer(replay=True)
-    try:
-        for partition in range(spec.partitions):
-            yield from _partition_content(consumer, TopicPartition(spec.topic, partition))
-    finally:
-        consumer.close()
-
-
-def _partition_content(consumer: Consumer, tp: TopicPartition) -> Iterator[tuple[bytes, bytes | None]]:
-    for batch in batches_to_end(consumer, tp):
-        for _, key, value, _, is_heartbeat in batch.records:
-            if not is_heartbeat:
-                yield key, None if value is None else value_digest(value)
 
 
 def content_differences(
