@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pyspark.sql import types as T
-
 from forebay_spark.columns import Layout
 from forebay_tap.mapping import TableMapping
 from forebay_tap.spark_checkpoint.data_types import (
@@ -19,13 +17,12 @@ from forebay_tap.spark_checkpoint.data_types import (
 _INTEGERS = ("byte", "short", "integer", "long")
 
 
-def state_mismatch(mapping: TableMapping, layout: Layout, schema: T.StructType, mode: str) -> str | None:
+def state_mismatch(mapping: TableMapping, layout: Layout, mode: str) -> str | None:
     """How a query's output differs from its state, and the remedy; None if nothing shows that it does.
 
-    ``schema`` is that of the query's DataFrame, ``mode`` its output mode. Raises ``CheckpointError`` for a type
-    that is not known.
+    ``mode`` is its output mode. Raises ``CheckpointError`` for a type that is not known.
     """
-    return _arguments(layout, mode) or _keys(mapping, layout) or _values(mapping, layout, schema)
+    return _arguments(layout, mode) or _keys(mapping, layout) or _values(mapping, layout)
 
 
 def _arguments(layout: Layout, mode: str) -> str | None:
@@ -34,34 +31,34 @@ def _arguments(layout: Layout, mode: str) -> str | None:
             "in the output mode 'append' results that are final have left its state, and the state's own are not "
             "final. Start the query with a new checkpoint and its source from the beginning"
         )
-    if layout.delete is not None:
-        return f"the column {layout.delete!r} deletes keys that its state keeps. Leave out delete="
-    if layout.null_keys == "drop" and layout.spec.key == "json":
+    if layout.chosen.delete is not None:
+        return f"the column {layout.chosen.delete!r} deletes keys that its state keeps. Leave out delete="
+    if layout.chosen.null_keys == "drop" and layout.spec.key == "json":
         return "its state has the keys with a null that null_keys='drop' leaves out. Set null_keys='keep'"
     return None
 
 
 def _keys(mapping: TableMapping, layout: Layout) -> str | None:
     names = tuple(field.name for field in mapping.table.key)
-    if [name.lower() for name in names] == [name.lower() for name in layout.key]:
+    if [name.lower() for name in names] == [name.lower() for name in layout.chosen.key]:
         return None
     return (
-        f"its state has the key {_listed(names)}, but the query writes the key {_listed(layout.key)}. Name the "
-        "same columns in the same order, as the query groups by them"
+        f"its state has the key {_listed(names)}, but the query writes the key {_listed(layout.chosen.key)}. Name "
+        "the same columns in the same order, as the query groups by them"
     )
 
 
-def _values(mapping: TableMapping, layout: Layout, schema: T.StructType) -> str | None:
+def _values(mapping: TableMapping, layout: Layout) -> str | None:
     names, is_list = tuple(mapping.members), mapping.table.is_list
-    if not is_list and not layout.flatten and set(names) != set(layout.value):
+    if not is_list and not layout.chosen.flatten and set(names) != set(layout.value):
         return (
             f"its spark_state has the fields {_listed(names)}, but the query writes {_listed(layout.value)}. Name "
             "the fields as the query names its columns"
         )
     held: DataType = StructType(tuple(Field(*member) for member in mapping.members.items()))
     held = ArrayType(held) if is_list else held
-    columns = [Field(name, parse_type(schema[name].dataType.jsonValue())) for name in layout.value]
-    written = columns[0].type if layout.flatten else StructType(tuple(columns))
+    columns = [Field(name, parse_type(layout.schema[name].dataType.jsonValue())) for name in layout.value]
+    written = columns[0].type if layout.chosen.flatten else StructType(tuple(columns))
     if _json_shape(held) == _json_shape(written):
         return None
     return (

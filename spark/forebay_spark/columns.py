@@ -80,39 +80,29 @@ class Selection:
 
 @dataclass(frozen=True)
 class Layout:
-    """The columns of one write: those of the key, the window, the value, the order and the tombstones."""
+    """The columns of one write: those that were chosen, of a DataFrame with a schema, the window and the value."""
 
     spec: StoreSpec
-    key: tuple[str, ...]
+    chosen: Selection
+    schema: T.StructType
     window: str | None
     value: tuple[str, ...]
-    flatten: bool
-    order_by: tuple[str, ...]
-    delete: str | None
-    null_keys: NullKeys
-    order_types: dict[str, T.DataType]
-    """The order's columns, named as in ``RecordColumns``, and their types."""
-    emitted: bool
-    """Whether ``EMITTED`` in the order is no column of the DataFrame."""
-    key_types: tuple[T.DataType, ...]
-    latest_type: T.DataType | None = None
-    """The type of the store's ``latest_by``."""
+
+    @property
+    def order_names(self) -> tuple[str, ...]:
+        """The order's columns as ``RecordColumns`` names them."""
+        return tuple(f"order_{at}" for at in range(len(self.chosen.order_by)))
 
     @property
     def telling_apart(self) -> tuple[str, ...]:
         """The columns by which the keys of records differ."""
         more = (self.window, self.spec.latest_by)
-        return (*self.key, *(name for name in more if name is not None))
+        return (*self.chosen.key, *(name for name in more if name is not None))
 
     @property
     def has_suffix(self) -> bool:
         """Whether something follows the key in the log: a window's times, or an order."""
         return self.window is not None or self.spec.latest_by is not None
-
-    @property
-    def timed(self) -> bool:
-        """Whether the rows have timestamps of their own, rather than the time of writing."""
-        return self.spec.store_kind.keeps_versions
 
 
 def lay_out(df: DataFrame, spec: StoreSpec, chosen: Selection) -> Layout:
@@ -122,11 +112,9 @@ def lay_out(df: DataFrame, spec: StoreSpec, chosen: Selection) -> Layout:
     twice = [name for name, plain in zip(names, alike, strict=True) if alike.count(plain) > 1]
     if twice:
         raise SinkError(f"The column {twice[0]!r} occurs twice among the columns for {spec.name!r}; rename one.")
-    emitted = EMITTED in chosen.order_by and EMITTED not in names
-    order, delete = tuple(name for name in chosen.order_by if not emitted or name != EMITTED), chosen.delete
-    latest = [] if spec.latest_by is None else [spec.latest_by]
-    for name in (*chosen.key, *latest, *order, *(chosen.value or ()), *([delete] if delete else ())):
-        if name not in names:
+    order, delete = [name for name in chosen.order_by if name != EMITTED or name in names], chosen.delete
+    for name in (*chosen.key, spec.latest_by, *order, *(chosen.value or ()), delete):
+        if name is not None and name not in names:
             raise SinkError(f"There is no column {name!r} for {spec.name!r}; there are {', '.join(names)}.")
     _check_key(df, spec, chosen)
     if delete is not None and not isinstance(df.schema[delete].dataType, T.BooleanType):
@@ -144,22 +132,7 @@ def lay_out(df: DataFrame, spec: StoreSpec, chosen: Selection) -> Layout:
         _check_value(spec, name, df.schema[name].dataType)
     for name in order:
         _check_order(spec, name, df.schema[name].dataType)
-    types = [T.LongType() if emitted and name == EMITTED else df.schema[name].dataType for name in chosen.order_by]
-    order_types = {f"order_{i}": kind for i, kind in enumerate(types)}
-    return Layout(
-        spec,
-        chosen.key,
-        window,
-        value,
-        chosen.flatten,
-        chosen.order_by,
-        delete,
-        chosen.null_keys,
-        order_types,
-        emitted,
-        tuple(df.schema[name].dataType for name in chosen.key),
-        df.schema[latest[0]].dataType if latest else None,
-    )
+    return Layout(spec, chosen, df.schema, window, value)
 
 
 def _case_sensitive(df: DataFrame) -> bool:

@@ -44,8 +44,8 @@ class RecordColumns:
 
         A row that cannot be written fails the query with ``WriteRefused`` and the reason.
         """
-        if self.layout.null_keys == "drop":
-            for name in self.layout.key:
+        if self.layout.chosen.null_keys == "drop":
+            for name in self.layout.chosen.key:
                 df = df.where(F.col(quoted(name)).isNotNull())
         return df.select(*self._parts).select(*self._records)
 
@@ -54,14 +54,16 @@ class RecordColumns:
     def _parts(self) -> list[Column]:
         layout, of_kind = self.layout, columns_of(self.layout.spec)
         parts = [_checked(layout, _plain_key(layout)).alias("plain"), _value(layout).alias("value")]
-        suffix = of_kind.suffix(layout.spec, layout.window, layout.latest_type)
+        latest_type = None if layout.spec.latest_by is None else layout.schema[layout.spec.latest_by].dataType
+        suffix = of_kind.suffix(layout.spec, layout.window, latest_type)
         if suffix is not None:
             parts.append(F.coalesce(suffix, _refused(layout, _suffix_refusal(layout), "binary")).alias("suffix"))
-        timestamp = of_kind.timestamp(layout.order_by)
+        timestamp = of_kind.timestamp(layout.chosen.order_by)
         if timestamp is not None:
             refusal = _refused(layout, _timestamp_refusal(layout), "long")
             parts.append(F.coalesce(timestamp, refusal).alias("timestamp_ms"))
-        return parts + [_order(layout, *names) for names in zip(layout.order_by, layout.order_types, strict=True)]
+        orders = zip(layout.chosen.order_by, layout.order_names, strict=True)
+        return parts + [_order(layout, *names) for names in orders]
 
     @cached_property
     def _records(self) -> list[Column]:
@@ -70,9 +72,9 @@ class RecordColumns:
         columns = [key.alias("key"), F.col("value")]
         if layout.has_suffix or not self.by_producer:
             columns.insert(0, self._partition(plain).alias("partition"))
-        if layout.timed:
+        if layout.spec.store_kind.keeps_versions:
             columns.append(F.col("timestamp_ms"))
-        return columns + [F.col(name) for name in layout.order_types]
+        return columns + [F.col(name) for name in layout.order_names]
 
     def _partition(self, plain: Column) -> Column:
         spec, partitioner = self.layout.spec, self.layout.spec.stream_partitioner
@@ -113,11 +115,11 @@ def _refused(layout: Layout, finding: str | Column, kind: str) -> Column:
 
 def _plain_key(layout: Layout) -> Column:
     codec = layout.spec.key
-    if not layout.key:
+    if not layout.chosen.key:
         return F.lit(TOTAL_KEYS[codec]).cast("binary")
     if codec == "json":
         return _json_key(layout)
-    column = F.col(quoted(layout.key[0]))
+    column = F.col(quoted(layout.chosen.key[0]))
     if codec == "int32":
         return F.unhex(F.substring(hex64(column), 9, 8))
     if codec == "int64":
@@ -128,11 +130,11 @@ def _plain_key(layout: Layout) -> Column:
 def _json_key(layout: Layout) -> Column:
     """RFC 8785 canonical JSON of an array of strings, integers, booleans and nulls."""
     parts: list[Column] = []
-    for name, kind in zip(layout.key, layout.key_types, strict=True):
-        part = F.col(quoted(name))
+    for name in layout.chosen.key:
+        part, kind = F.col(quoted(name)), layout.schema[name].dataType
         is_text = isinstance(kind, T.StringType)
         text = _json_text(layout, part, name) if is_text else _json_number(layout, part, kind)
-        if layout.null_keys == "keep":
+        if layout.chosen.null_keys == "keep":
             text = F.coalesce(text, F.lit("null"))
         parts += [F.lit(","), text]
     return F.concat(F.lit("["), *parts[1:], F.lit("]")).cast("binary")
@@ -174,8 +176,8 @@ def _checked(layout: Layout, key: Column) -> Column:
         ),
     ]
     # A JSON key's texts were checked one by one.
-    if layout.spec.key == "string" and layout.key:
-        cases.append((~F.is_valid_utf8(key.cast("string")), _unreadable(*layout.key)))
+    if layout.spec.key == "string" and layout.chosen.key:
+        cases.append((~F.is_valid_utf8(key.cast("string")), _unreadable(*layout.chosen.key)))
     checked = key
     for wrong, finding in cases:
         checked = F.when(wrong, _refused(layout, finding, "binary")).otherwise(checked)
@@ -186,14 +188,14 @@ def _value(layout: Layout) -> Column:
     columns = [F.col(quoted(name)) for name in layout.value]
     if not columns:
         value = F.lit("{}")
-    elif layout.flatten:
+    elif layout.chosen.flatten:
         value = _json_of(columns[0])
     else:
         value = F.to_json(F.struct(*columns), _JSON_OPTIONS)
     binary = value.cast("binary")
-    if layout.delete is None:
+    if layout.chosen.delete is None:
         return binary
-    return F.when(F.col(quoted(layout.delete)), F.lit(None).cast("binary")).otherwise(binary)
+    return F.when(F.col(quoted(layout.chosen.delete)), F.lit(None).cast("binary")).otherwise(binary)
 
 
 def _json_of(column: Column) -> Column:
@@ -204,12 +206,12 @@ def _json_of(column: Column) -> Column:
 
 def _order(layout: Layout, name: str, alias: str) -> Column:
     # It grows within each task, which has all rows of a key that one operator has emitted.
-    emitted = layout.emitted and name == EMITTED
+    emitted = name == EMITTED and name not in layout.schema.names
     return (F.monotonically_increasing_id() if emitted else F.col(quoted(name))).alias(alias)
 
 
 def _null_key(layout: Layout) -> str:
-    shown = ", ".join(map(repr, layout.key))
+    shown = ", ".join(map(repr, layout.chosen.key))
     return (
         f"A row has a null key (column {shown}). Filter such rows before the sink, or choose null_keys='drop' or, "
         "for the key codec json, 'keep'."
@@ -237,6 +239,6 @@ def _suffix_refusal(layout: Layout) -> str:
 
 def _timestamp_refusal(layout: Layout) -> str:
     return (
-        f"A row has a null valid-from (column {layout.order_by[0]!r}, which order_by= names). Filter such rows "
-        "before the sink, or give them a time from which they are valid."
+        f"A row has a null valid-from (column {layout.chosen.order_by[0]!r}, which order_by= names). Filter such "
+        "rows before the sink, or give them a time from which they are valid."
     )

@@ -194,7 +194,7 @@ class Sink:
         spec = self._spec(store)
         self._check_codecs(spec)
         layout = lay_out(df, spec, Selection.of(columns))
-        if layout.order_by and not spec.store_kind.keeps_versions:
+        if layout.chosen.order_by and not spec.store_kind.keeps_versions:
             raise SinkError(
                 f"{spec.name!r}: order_by= has no effect in Spark's own Kafka sink. Aggregate by the key, so that "
                 "a batch has one row of each, or use sink.write(…)."

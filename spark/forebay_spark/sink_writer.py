@@ -8,7 +8,6 @@ import time
 from typing import Any, NoReturn
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -48,12 +47,12 @@ def continued_query(session: SparkSession, location: str) -> str | None:
         stream.close()
 
 
-def bootstrap(writer: StoreWriter, layout: Layout, location: str, schema: T.StructType, mode: str) -> None:
+def bootstrap(writer: StoreWriter, layout: Layout, location: str, mode: str) -> None:
     """Make a store's log equal to the state that a query left in its checkpoint.
 
-    ``schema`` is that of the query's DataFrame, ``mode`` its output mode. The log says meanwhile that it is being
-    filled. If it fails, the next start goes on with it. Raises
-    ``SinkError``, saying what the topology lacks or how the state differs from what the query puts out.
+    ``mode`` is the query's output mode. The log says meanwhile that it is being filled. If it fails, the next
+    start goes on with it. Raises ``SinkError``, saying what the topology lacks or how the state differs from what
+    the query puts out.
     """
     spec = writer.spec
     if spec.spark_state is None:
@@ -65,7 +64,7 @@ def bootstrap(writer: StoreWriter, layout: Layout, location: str, schema: T.Stru
         checkpoint = Checkpoint.open(location)
         newest = checkpoint.newest_batch()
         mapping = TableMapping(spec, checkpoint.operator(spec.spark_state.operator, newest))
-        mismatch = state_mismatch(mapping, layout, schema, mode)
+        mismatch = state_mismatch(mapping, layout, mode)
         if mismatch is not None:
             raise SinkError(f"{spec.name}: bootstrap=True cannot fill it: {mismatch}.")
         StoreTap(checkpoint, spec, writer.log.changelog, epoch_ms, writer=writer.name).begin(newest)
@@ -200,7 +199,7 @@ class SinkWriter(DataStreamWriter):
         """See that the log has what the query wrote before its checkpoint, or is to have it."""
         writer = self._write_to.writer
         if writer.bootstraps and writer.lacks(query_id):
-            bootstrap(writer, self._write_to.records.layout, location, self._df.schema, self._mode)
+            bootstrap(writer, self._write_to.records.layout, location, self._mode)
             writer.goes_on(query_id)
         writer.check_continuity(query_id, continued=True)
 

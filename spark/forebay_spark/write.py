@@ -35,7 +35,7 @@ class Write:
 
     def append(self, records: DataFrame, query_id: str, batch_id: int) -> None:
         """The part of ``batch`` that a batch may fail at."""
-        writer, order = self.writer, tuple(self.records.layout.order_types)
+        writer, order = self.writer, self.records.layout.order_names
         if writer.log.destination.claims_first:
             writer.patiently(lambda: writer.beat(query_id, None, batch_id - 1, continued=batch_id > 0))
         else:

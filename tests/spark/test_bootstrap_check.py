@@ -22,7 +22,7 @@ def mismatch(
     from pyspark.sql import types as T
 
     from forebay_spark.bootstrap_check import state_mismatch
-    from forebay_spark.columns import Layout
+    from forebay_spark.columns import Layout, Selection
 
     kinds = {
         "string": T.StringType(),
@@ -34,20 +34,8 @@ def mismatch(
     }
     schema = T.StructType([T.StructField(column, kinds[kind]) for column, kind in columns.items()])
     key, *value = columns
-    arguments: dict[str, Any] = {
-        "key": (key,),
-        "window": None,
-        "value": tuple(value),
-        "flatten": False,
-        "order_by": (),
-        "delete": None,
-        "null_keys": "refuse",
-        "order_types": {},
-        "emitted": False,
-        "key_types": (),
-    }
-    layout = Layout(spec, **{**arguments, **changed})
-    return state_mismatch(TableMapping(spec, written.checkpoint(name).operator(0, 0)), layout, schema, mode)
+    layout = Layout(spec, Selection.of({"key": key, **changed}), schema, None, tuple(value))
+    return state_mismatch(TableMapping(spec, written.checkpoint(name).operator(0, 0)), layout, mode)
 
 
 @pytest.mark.parametrize(
