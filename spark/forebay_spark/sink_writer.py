@@ -133,27 +133,14 @@ class SinkWriter(DataStreamWriter):
         self._checkpoint = by_name.get("checkpointlocation", self._checkpoint)
         return self
 
-    def foreachBatch(self, func: Any) -> NoReturn:
+    def _elsewhere(self, *args: Any, **options: Any) -> NoReturn:
         """Refused with ``SinkError``: the sink is what each batch goes to."""
-        raise self._elsewhere("foreachBatch")
-
-    def foreach(self, f: Any) -> NoReturn:
-        """Refused with ``SinkError``."""
-        raise self._elsewhere("foreach")
-
-    def format(self, source: str) -> NoReturn:
-        """Refused with ``SinkError``."""
-        raise self._elsewhere("format")
-
-    def toTable(self, *args: Any, **options: Any) -> NoReturn:
-        """Refused with ``SinkError``."""
-        raise self._elsewhere("toTable")
-
-    def _elsewhere(self, method: str) -> SinkError:
-        return SinkError(
-            f"{self.store!r}: after {method}() the query would no longer write to the store. Start another query "
-            "for it."
+        raise SinkError(
+            f"{self.store!r}: with another destination the query would no longer write to the store. Start "
+            "another query for it."
         )
+
+    foreachBatch = foreach = format = toTable = _elsewhere
 
     def trigger(self, *args: Any, **options: Any) -> SinkWriter:
         """The query's trigger, as for Spark's own writer."""
@@ -176,7 +163,7 @@ class SinkWriter(DataStreamWriter):
         that has nothing of it.
         """
         if path is not None or format is not None:
-            raise self._elsewhere("start(path, format)")
+            self._elsewhere()
         if outputMode is not None:
             self.outputMode(outputMode)
         if queryName is not None:
