@@ -121,7 +121,7 @@ class Sink:
         session, spec, chosen = _classic_session(df), self._spec(store), Selection.of(columns)
         run, is_new = current_run(df)
         store_writer = self._batch_writers.setdefault(
-            (store, writer or store), StoreWriter(self._log, spec, writer or store, can_bootstrap=False)
+            (store, writer or store), StoreWriter(self._log, spec, writer or store)
         )
         store_writer.begins_here = store_begins_here
         with attempt(run, store_writer, batch_id):

@@ -142,8 +142,6 @@ class StoreWriter:
     """Whether a query may go on from a checkpoint into a log that has nothing of it."""
     bootstraps: bool = False
     """Whether the log is then filled from the checkpoint first."""
-    can_bootstrap: bool = True
-    """Whether its user can ask for that."""
     as_of_ms: dict[str, int] = field(default_factory=dict)
     """By query: a new one of the same writer inherits nothing from the old one."""
     _identities: dict[str, dict[int, str]] = field(default_factory=dict)
@@ -204,12 +202,11 @@ class StoreWriter:
         return self._unproven[query_id]
 
     def _discontinued(self, finding: str) -> SinkError:
-        bootstrap = " or with bootstrap=True to fill the store from this checkpoint first,"
         return SinkError(
             f"{self.spec.name}: {finding}. Keys that do not change would be missing, and no lag would show it. "
-            "Start the query with a new checkpoint and its source from the beginning,"
-            f"{bootstrap if self.can_bootstrap else ''} or with store_begins_here=True if the store is to contain "
-            "only what changes from now on."
+            "Start the query with a new checkpoint and its source from the beginning, or, with sink.write, with "
+            "bootstrap=True to fill the store from this checkpoint first, or with store_begins_here=True if the "
+            "store is to contain only what changes from now on."
         )
 
     def patiently(self, act: Callable[[], None]) -> None:

@@ -470,8 +470,8 @@ def test_query_continues_into_an_empty_log_on_request_only(spark, sink, tmp_path
         sink.write_batch(batch, batch_id, "latest", key="k")
 
     message = refusal(source.df.writeStream.foreachBatch(outputs), tmp_path, "uncommitted")
-    # What write_batch does not take is no remedy.
-    assert "source from the beginning, or with store_begins_here=True" in message
+    assert "source from the beginning, or, with sink.write, with bootstrap=True" in message
+    assert "or with store_begins_here=True" in message
     assert ends(sink) == dict.fromkeys(ends(sink), 0)
     run(sink.write(source.df, "latest", key="k", store_begins_here=True), tmp_path)
     assert content(sink, "latest") == {b"c": {"n": 1}}
