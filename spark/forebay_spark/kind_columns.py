@@ -6,7 +6,7 @@ Why a table here, and not members of the kinds: what reads a store must not need
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -16,6 +16,9 @@ from forebay.errors import SinkError
 from forebay.record_orders import LOWEST_ORDER, ORDER_MARK
 from forebay.store_spec import StoreSpec
 from forebay_spark.plan import SESSION_WINDOW, TIME_WINDOW, window_lengths_ms
+
+if TYPE_CHECKING:
+    from forebay_spark.columns import Layout
 
 _TYPES_OF_ORDERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.TimestampType)
 
@@ -42,12 +45,8 @@ class KindColumns(Protocol):
         """The window's column, None if the kind needs none; raises ``SinkError`` if the columns do not fit it."""
         ...
 
-    def suffix(self, spec: StoreSpec, window: str | None, latest_type: T.DataType | None) -> Column | None:
+    def suffix(self, layout: Layout) -> Column | None:
         """What follows a key in the log; None if nothing does."""
-        return None
-
-    def timestamp(self, order_by: tuple[str, ...]) -> Column | None:
-        """A record's timestamp; None if that is the time of writing."""
         return None
 
 
@@ -75,9 +74,14 @@ class LatestColumns(KindColumns):
         _check_no_window(df, spec, (spec.latest_by, *order_by))
         return None
 
-    def suffix(self, spec: StoreSpec, window: str | None, latest_type: T.DataType | None) -> Column | None:
-        assert spec.latest_by is not None
-        return _order_suffix(F.col(quoted(spec.latest_by)), latest_type)
+    def suffix(self, layout: Layout) -> Column | None:
+        """A key's end with its order (``with_order``), null if that is null."""
+        name = layout.spec.latest_by
+        assert name is not None
+        column, kind = F.col(quoted(name)), layout.schema[name].dataType
+        order = F.unix_micros(column) if isinstance(kind, T.TimestampType) else column.cast("long")
+        # As bytes, the lowest sorts first.
+        return F.unhex(F.concat(F.lit(ORDER_MARK.hex()), hex64(order.bitwiseXOR(F.lit(LOWEST_ORDER)))))
 
 
 class WindowColumns(KindColumns):
@@ -88,9 +92,8 @@ class WindowColumns(KindColumns):
         _check_length(df, spec, window)
         return window
 
-    def suffix(self, spec: StoreSpec, window: str | None, latest_type: T.DataType | None) -> Column | None:
-        start, end = _times_ms(window)
-        size_ms = spec.window_size_ms
+    def suffix(self, layout: Layout) -> Column | None:
+        (start, end), size_ms = _times_ms(layout), layout.spec.window_size_ms
         assert size_ms is not None
         # The store keeps only a window's start, and computes its end.
         refusal = F.format_string(
@@ -112,8 +115,8 @@ class SessionColumns(KindColumns):
     def window(self, df: DataFrame, spec: StoreSpec, order_by: tuple[str, ...]) -> str | None:
         return _window_column(df, spec, "session_window()", TIME_WINDOW, "window()")
 
-    def suffix(self, spec: StoreSpec, window: str | None, latest_type: T.DataType | None) -> Column | None:
-        start, end = _times_ms(window)
+    def suffix(self, layout: Layout) -> Column | None:
+        start, end = _times_ms(layout)
         return F.unhex(F.concat(hex64(end), hex64(start)))
 
 
@@ -132,9 +135,6 @@ class VersionedColumns(KindColumns):
             )
         return None
 
-    def timestamp(self, order_by: tuple[str, ...]) -> Column | None:
-        return F.unix_millis(F.col(quoted(order_by[0])))
-
 
 KIND_COLUMNS: Mapping[str, KindColumns] = {
     "key-value": KeyValueColumns(),
@@ -151,17 +151,10 @@ def columns_of(spec: StoreSpec) -> KindColumns:
     return KIND_COLUMNS[spec.store_kind.layout_name]
 
 
-def _order_suffix(column: Column, kind: T.DataType | None) -> Column:
-    """The end of a key with its order (``with_order``), null if that is null."""
-    order = F.unix_micros(column) if isinstance(kind, T.TimestampType) else column.cast("long")
-    # As bytes, the lowest sorts first.
-    return F.unhex(F.concat(F.lit(ORDER_MARK.hex()), hex64(order.bitwiseXOR(F.lit(LOWEST_ORDER)))))
-
-
-def _times_ms(window: str | None) -> tuple[Column, Column]:
-    """When a window starts and ends."""
-    assert window is not None
-    start, end = (F.unix_millis(F.col(quoted(window))[name]) for name in ("start", "end"))
+def _times_ms(layout: Layout) -> tuple[Column, Column]:
+    """When a row's window starts and ends."""
+    assert layout.window is not None
+    start, end = (F.unix_millis(F.col(quoted(layout.window))[name]) for name in ("start", "end"))
     return start, end
 
 

@@ -52,16 +52,15 @@ class RecordColumns:
     # Created once: each takes many calls into the JVM.
     @cached_property
     def _parts(self) -> list[Column]:
-        layout, of_kind = self.layout, columns_of(self.layout.spec)
+        layout = self.layout
         parts = [_checked(layout, _plain_key(layout)).alias("plain"), _value(layout).alias("value")]
-        latest_type = None if layout.spec.latest_by is None else layout.schema[layout.spec.latest_by].dataType
-        suffix = of_kind.suffix(layout.spec, layout.window, latest_type)
+        suffix = columns_of(layout.spec).suffix(layout)
         if suffix is not None:
             parts.append(F.coalesce(suffix, _refused(layout, _suffix_refusal(layout), "binary")).alias("suffix"))
-        timestamp = of_kind.timestamp(layout.chosen.order_by)
-        if timestamp is not None:
+        if layout.spec.store_kind.keeps_versions:
+            valid_from = F.unix_millis(F.col(quoted(layout.chosen.order_by[0])))
             refusal = _refused(layout, _timestamp_refusal(layout), "long")
-            parts.append(F.coalesce(timestamp, refusal).alias("timestamp_ms"))
+            parts.append(F.coalesce(valid_from, refusal).alias("timestamp_ms"))
         orders = zip(layout.chosen.order_by, layout.order_names, strict=True)
         return parts + [_order(layout, *names) for names in orders]
 
