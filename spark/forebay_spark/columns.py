@@ -13,14 +13,8 @@ from forebay.codecs.keys import TOTAL_KEYS
 from forebay.errors import SinkError
 from forebay.store_spec import StoreSpec
 from forebay_spark.kind_columns import columns_of
+from forebay_tap.spark_checkpoint.description import KEY_TYPES
 
-_TYPES_BY_CODEC: dict[str, tuple[type[T.DataType], ...]] = {
-    "string": (T.StringType,),
-    "int32": (T.ByteType, T.ShortType, T.IntegerType),
-    "int64": (T.ByteType, T.ShortType, T.IntegerType, T.LongType),
-    "bytes": (T.BinaryType,),
-    "json": (T.StringType, T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType),
-}
 EMITTED = "emitted"
 """In ``order_by``, unless a column is called so: the order in which the query emits rows."""
 NullKeys = Literal["refuse", "drop", "keep"]
@@ -199,8 +193,8 @@ def _check_key(df: DataFrame, spec: StoreSpec, chosen: Selection) -> None:
         )
     for name in chosen.key:
         found = df.schema[name].dataType
-        if not isinstance(found, _TYPES_BY_CODEC[spec.key]):
-            fitting = ", ".join(kind.typeName() for kind in _TYPES_BY_CODEC[spec.key])
+        if found.typeName() not in KEY_TYPES[spec.key]:
+            fitting = ", ".join(KEY_TYPES[spec.key])
             raise SinkError(
                 f"The key column {name!r} of {spec.name!r} is {found.simpleString()}, which the key codec "
                 f"{spec.key!r} does not take ({fitting}). Cast it, or change the codec of a new store."
