@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 _INTERVAL_S = 600.0
 _SHARE = 0.02
-"""The most of its time that compaction of one store takes: it reads the whole log, however little is new."""
+"""The most of the time that compaction takes: it reads whole logs, however little is new."""
 _PATIENCE_S = 120.0
 """How long a batch waits for its log: as long as Kafka's own producers do (``delivery.timeout.ms``)."""
 _PAUSE_S = 1.0
@@ -75,38 +75,31 @@ class Compaction:
     """Compacts the logs of some stores now and then, one after the other."""
 
     def __init__(self, changelog: Changelog, specs: Iterable[StoreSpec]) -> None:
-        possible = [(spec, changelog.compactor(spec)) for spec in specs]
-        self._compactors = {spec.name: compactor for spec, compactor in possible if compactor is not None}
-        self._specs = tuple(spec for spec, _ in possible if spec.name in self._compactors)
-        self._pauses_s = dict.fromkeys((spec.name for spec in self._specs), _INTERVAL_S)
-        self._due = dict.fromkeys(self._pauses_s, time.monotonic())
+        possible = ((spec, changelog.compactor(spec)) for spec in specs)
+        self._compactors = [(spec, compactor) for spec, compactor in possible if compactor is not None]
+        self._pause_s, self._due = _INTERVAL_S, time.monotonic()
         self._thread: threading.Thread | None = None
 
     def begin_if_due(self) -> None:
-        """Begin with the stores that are due, if the last compaction is over."""
-        if self._thread is not None and self._thread.is_alive():
-            return
-        due = [spec for spec in self._specs if time.monotonic() >= self._due[spec.name]]
-        if due:
+        """Begin if compaction is due, and the last one is over."""
+        is_running = self._thread is not None and self._thread.is_alive()
+        if self._compactors and not is_running and time.monotonic() >= self._due:
             # In a separate thread: heartbeats must not wait for it, but a job that ends soon does.
-            self._thread = threading.Thread(
-                target=self._compact, args=(due,), name="forebay-compaction", daemon=False
-            )
+            self._thread = threading.Thread(target=self._compact, name="forebay-compaction", daemon=False)
             self._thread.start()
 
-    def _compact(self, due: Iterable[StoreSpec]) -> None:
-        for spec in due:
-            begun = time.monotonic()
-            compactor = self._compactors[spec.name]
+    def _compact(self) -> None:
+        begun = time.monotonic()
+        for spec, compactor in self._compactors:
             try:
                 compacted_ms = compactor.compacted_ms(spec.topic)
                 # This or another job may have done it recently; checked once every interval.
-                if compacted_ms is None or time.time() - compacted_ms / 1000 >= self._pauses_s[spec.name] / 2:
+                if compacted_ms is None or time.time() - compacted_ms / 1000 >= self._pause_s / 2:
                     compactor.compact(spec)
-                    self._pauses_s[spec.name] = max(_INTERVAL_S, (time.monotonic() - begun) / _SHARE)
             except Exception:
                 log.exception("the log of %s could not be compacted; it will be retried", spec.name)
-            self._due[spec.name] = begun + self._pauses_s[spec.name]
+        self._pause_s = max(_INTERVAL_S, (time.monotonic() - begun) / _SHARE)
+        self._due = begun + self._pause_s
 
 
 class SinkLog:
