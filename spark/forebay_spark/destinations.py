@@ -31,9 +31,8 @@ class BatchId:
     """The batch and query that write, and the writer's name.
 
     ``order`` are the columns by which a key's rows come one after another, the latest last; () if nothing orders
-    them. ``is_distinct`` if the query's plan shows that a batch has one row of a key. ``is_fill`` if the batch is
-    a whole DataFrame's, which no query repeats. ``identities`` are those of the partitions' logs that the query
-    goes on in; None if any will do.
+    them. ``is_distinct`` if the query's plan shows that a batch has one row of a key. ``identities`` are
+    those of the partitions' logs that the query goes on in; None if any will do.
     """
 
     query_id: str
@@ -41,7 +40,6 @@ class BatchId:
     writer: str
     order: tuple[str, ...]
     is_distinct: bool = False
-    is_fill: bool = False
     identities: Mapping[int, str] | None = None
 
 

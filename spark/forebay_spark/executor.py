@@ -49,8 +49,6 @@ class Target:
     """Whether the keys end with an order."""
     dry_run: bool = False
     """Whether the rows are compared with those of an earlier attempt, and nothing is kept."""
-    is_fill: bool = False
-    """Whether they are those of a fill."""
     identities: Mapping[int, str] | None = None
     """Those of the partitions' logs that the query goes on in; None for any."""
     proofs: Mapping[int, Proof] = field(default_factory=dict)
@@ -96,7 +94,6 @@ def _append_partition(target: Target, partition: int, rows: Iterable[Row]) -> pa
             write_name=target.write_name,
             timed=target.timestamp_ms is None,
             dry_run=target.dry_run,
-            is_fill=target.is_fill,
             identity=(target.identities or {}).get(partition),
             proof=target.proofs.get(partition),
         )

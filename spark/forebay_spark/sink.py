@@ -172,7 +172,7 @@ class Sink:
             raise SinkError(f'{store!r}: if_written= is "raise" or "skip", not {if_written!r}.')
         layout = lay_out(df, spec, Selection.of(columns))
         writer = StoreWriter(self._log, spec, f"{FILL_PREFIX}{name}", begins_here=True)
-        write = Write(writer, RecordColumns(layout, session), is_fill=True)
+        write = Write(writer, RecordColumns(layout, session))
         return fill(write, df, snapshot=snapshot, max_deleted=max_deleted, if_written=if_written)
 
     def kafka_columns(self, df: DataFrame, store: str, **columns: Unpack[ColumnArguments]) -> DataFrame:

@@ -113,7 +113,6 @@ class SqliteDestination:
             ordered=bool(batch.order),
             timestamp_ms=None if spec.store_kind.keeps_versions else int(epoch_ms()),
             latest=spec.latest_by is not None,
-            is_fill=batch.is_fill,
             identities=batch.identities,
             proofs=self._changelog.proofs(spec.topic),
         )
@@ -142,7 +141,7 @@ class SqliteDestination:
             with naming(path):
                 before = rows_of_batch(path, batch.query_id, batch.writer, batch.number)
             if before:
-                refusal = differs(path, batch.writer, batch.number, before, 0, batch.is_fill)
+                refusal = differs(path, batch.query_id, batch.writer, batch.number, before, 0)
                 raise SinkError(f"{spec.name}: {refusal}")
 
 

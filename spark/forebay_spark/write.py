@@ -25,7 +25,6 @@ class Write:
     records: RecordColumns
     is_distinct: bool = False
     """Whether the query's plan shows that a batch has one row of a key."""
-    is_fill: bool = False
 
     def batch(self, df: DataFrame, batch_id: int) -> None:
         """Write one micro-batch, then a heartbeat to every partition; raises ``SinkError``."""
@@ -41,7 +40,7 @@ class Write:
         else:
             writer.patiently(lambda: writer.check_continuity(query_id, continued=batch_id > 0))
         identities = writer.identities(query_id)
-        batch = BatchId(query_id, batch_id, writer.name, order, self.is_distinct, self.is_fill, identities)
+        batch = BatchId(query_id, batch_id, writer.name, order, self.is_distinct, identities)
         writer.log.destination.write(records, writer.spec, batch)
         writer.patiently(lambda: writer.beat(query_id, None, batch_id))
 

@@ -52,7 +52,6 @@ def append_batch(
     write_name: str,
     timed: bool = False,
     dry_run: bool = False,
-    is_fill: bool = False,
     identity: str | None = None,
     proof: Proof | None = None,
 ) -> WrittenBatch:
@@ -62,8 +61,9 @@ def append_batch(
     is the query's newest batch and no key of it is missing among them; otherwise they raise ``WriteRefused``, also
     where the first attempt wrote none: they would come after those of newer batches. ``timed`` rows have their own
     timestamps, as versions do; others have that of the attempt, which a repeat need not match. A ``dry_run`` does
-    the same and rolls it back. What a fill is refused for is said in its own words. A log of another
-    ``identity`` is refused. ``proof`` is the one of the writer's last heartbeat, if it knows that.
+    the same and rolls it back. What a fill is refused for, whose query is named as its writer, is said in its own
+    words. A log of another ``identity`` is refused. ``proof`` is the one of the writer's last heartbeat, if it
+    knows that.
     """
     with contextlib.closing(connect(path)) as connection, transaction(connection, dry_run=dry_run):
         begin_to_append(connection, path, proof)
@@ -87,9 +87,9 @@ def append_batch(
             connection.execute("ROLLBACK TO before_rows")
             return WrittenBatch(count, int(marker[2]), is_new=False)
         if marker is None and count and newest is not None and batch_id < newest:
-            raise differs(path, write_name, batch_id, 0, count, is_fill)
+            raise differs(path, query_id, write_name, batch_id, 0, count)
         if marker is not None and (batch_id != newest or _misses_a_key(connection, marker, offset, timed)):
-            raise differs(path, write_name, batch_id, marker[0], count, is_fill)
+            raise differs(path, query_id, write_name, batch_id, marker[0], count)
         offset += count
         connection.execute(
             "INSERT OR REPLACE INTO batch VALUES (?, ?, ?, ?, ?, ?)",
@@ -119,9 +119,9 @@ def rows_of_batch(path: str, query_id: str, write_name: str, batch_id: int) -> i
         return 0 if found is None else int(found[0])
 
 
-def differs(path: str, write_name: str, batch_id: int, before: int, now: int, is_fill: bool) -> WriteRefused:
+def differs(path: str, query_id: str, write_name: str, batch_id: int, before: int, now: int) -> WriteRefused:
     """The refusal of a batch whose rows cannot take the place of those of an earlier attempt."""
-    if is_fill:
+    if query_id == write_name:
         return WriteRefused(
             f"An earlier attempt at {write_name!r} has written {before} rows to {path}, among which are keys that "
             "the DataFrame no longer has. Add them, with delete= if they are to go, or give this fill up with "
