@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from py4j.protocol import Py4JJavaError
@@ -16,6 +15,7 @@ from forebay.errors import SinkError
 from forebay.store_spec import StoreSpec
 from forebay_changelog import Changelog
 from forebay_changelog.sqlite.log_file import WriteRefused
+from forebay_spark.executor import BatchId
 
 T = TypeVar("T")
 
@@ -24,23 +24,6 @@ DESTINATION_ENTRY_POINTS = "forebay.destinations"
 
 _REFUSAL = re.compile(r"WriteRefused: (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 _TOO_LARGE = re.compile(r"RecordTooLargeException|max\.request\.size")
-
-
-@dataclass(frozen=True)
-class BatchId:
-    """The batch and query that write, and the writer's name.
-
-    ``order`` are the columns by which a key's rows come one after another, the latest last; () if nothing orders
-    them. ``is_distinct`` if the query's plan shows that a batch has one row of a key. ``identities`` are
-    those of the partitions' logs that the query goes on in; None if any will do.
-    """
-
-    query_id: str
-    number: int
-    writer: str
-    order: tuple[str, ...]
-    is_distinct: bool = False
-    identities: Mapping[int, str] | None = None
 
 
 class Destination(Protocol):

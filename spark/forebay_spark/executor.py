@@ -31,32 +31,43 @@ Arrow batches, as if there were no more: without this row, what had come of them
 
 
 @dataclass(frozen=True)
+class BatchId:
+    """The batch and query that write, and the writer's name.
+
+    ``order`` are the columns by which a key's rows come one after another, the latest last; () if nothing orders
+    them. ``is_distinct`` if the query's plan shows that a batch has one row of a key. ``identities`` are
+    those of the partitions' logs that the query goes on in; None if any will do.
+    """
+
+    query_id: str
+    number: int
+    writer: str
+    order: tuple[str, ...]
+    is_distinct: bool = False
+    identities: Mapping[int, str] | None = None
+
+
+@dataclass(frozen=True)
 class Target:
-    """A batch's destination: one topic of a SQLite changelog, and the writer's name."""
+    """A batch's destination: one topic of a SQLite changelog."""
 
     directory: str
     directory_id: str
     driver_host: str
     topic: str
-    writer: str
-    query_id: str
-    batch_id: int
-    write_name: str
-    ordered: bool
+    batch: BatchId
     timestamp_ms: int | None
     """Of all rows; None if each has its own, as versions do."""
     latest: bool = False
     """Whether the keys end with an order."""
     dry_run: bool = False
     """Whether the rows are compared with those of an earlier attempt, and nothing is kept."""
-    identities: Mapping[int, str] | None = None
-    """Those of the partitions' logs that the query goes on in; None for any."""
     proofs: Mapping[int, Proof] = field(default_factory=dict)
     """By partition, where the writer's last heartbeat is."""
 
 
 def append_rows(target: Target) -> Callable[[Batches], Batches]:
-    """A ``mapInArrow`` function: appends records and yields what it wrote.
+    """A ``mapInArrow`` function: appends records and yields the partitions that it wrote.
 
     They come partition by partition, with a key's rows together, and ``END`` after the last one. Each
     partition's rows and marker commit in one transaction. Raises ``WriteRefused``.
@@ -80,21 +91,21 @@ def append_rows(target: Target) -> Callable[[Batches], Batches]:
 def _append_partition(target: Target, partition: int, rows: Iterable[Row]) -> pa.RecordBatch:
     """Append a partition's rows and their marker in one transaction, as ``append_batch`` does.
 
-    Returns a row with the partition and the members of ``WrittenBatch``. Raises ``WriteRefused``.
+    Returns a row with the partition, and whether the rows are new to it. Raises ``WriteRefused``.
     """
     check_directory(target.directory, target.directory_id, target.driver_host, socket.gethostname())
-    path = partition_path(target.directory, target.topic, partition)
+    path, batch = partition_path(target.directory, target.topic, partition), target.batch
     try:
         written = append_batch(
             path,
             rows,
-            writer=target.writer,
-            query_id=target.query_id,
-            batch_id=target.batch_id,
-            write_name=target.write_name,
+            writer=batch.writer,
+            query_id=batch.query_id,
+            batch_id=batch.number,
+            write_name=batch.writer,
             timed=target.timestamp_ms is None,
             dry_run=target.dry_run,
-            identity=(target.identities or {}).get(partition),
+            identity=(batch.identities or {}).get(partition),
             proof=target.proofs.get(partition),
         )
     except sqlite3.Error as error:
@@ -103,12 +114,7 @@ def _append_partition(target: Target, partition: int, rows: Iterable[Row]) -> pa
             f"another process writing to it for {PATIENCE_S} seconds? Mend that, and start the query again."
         ) from None
     return pa.RecordBatch.from_pydict(
-        {
-            "partition": pa.array([partition], pa.int32()),
-            "row_count": pa.array([written.row_count], pa.int64()),
-            "next_offset": pa.array([written.next_offset], pa.int64()),
-            "is_new": pa.array([written.is_new], pa.bool_()),
-        }
+        {"partition": pa.array([partition], pa.int32()), "is_new": pa.array([written.is_new], pa.bool_())}
     )
 
 
@@ -144,7 +150,7 @@ def _checked(batches: Iterable[pa.RecordBatch], target: Target) -> Iterator[pa.R
     """
     before: pa.RecordBatch | None = None
     for batch in batches:
-        if target.ordered:
+        if target.batch.order:
             yield batch
             continue
         keys, values = (_chained(before, batch, name) for name in ("key", "value"))
@@ -157,7 +163,7 @@ def _checked(batches: Iterable[pa.RecordBatch], target: Target) -> Iterator[pa.R
         equal = pc.or_(equal, pc.and_(pc.is_null(values[1:]), pc.is_null(values[:-1])))
         at = pc.index(pc.and_(repeats, pc.invert(equal)) if target.latest else repeats, True).as_py()
         if at >= 0:
-            raise several_rows(keys[at].as_py(), target.batch_id, target.write_name, target.latest)
+            raise several_rows(keys[at].as_py(), target.batch.number, target.batch.writer, target.latest)
         is_new = pc.invert(repeats)
         # The first of all rows has none before it.
         yield batch.filter(is_new if len(is_new) == len(batch) else pa.concat_arrays([pa.array([True]), is_new]))

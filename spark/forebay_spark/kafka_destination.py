@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from forebay.errors import SinkError
 from forebay.store_spec import StoreSpec
 from forebay_changelog.kafka.url import ALLOWED_URLS
-from forebay_spark.destinations import BatchId, refusing
-from forebay_spark.executor import several_rows
+from forebay_spark.destinations import refusing
+from forebay_spark.executor import BatchId, several_rows
 from forebay_spark.records import kafka_records
 
 if TYPE_CHECKING:

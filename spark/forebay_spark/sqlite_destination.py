@@ -15,10 +15,10 @@ from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog.sqlite.batches import differs, newest_batch, rows_of_batch
 from forebay_changelog.sqlite.changelog import SqliteChangelog, naming
-from forebay_spark.destinations import BatchId, refusing
-from forebay_spark.executor import END, Target, append_rows
+from forebay_spark.destinations import refusing
+from forebay_spark.executor import END, BatchId, Target, append_rows
 
-_WRITTEN = "partition int, row_count bigint, next_offset bigint, is_new boolean"
+_WRITTEN = "partition int, is_new boolean"
 _HASH = (1 << 32) - 1
 Append = Callable[[Target], dict[int, bool]]
 """Appends a batch's rows, each partition's in a transaction; returns whether those of each partition are new."""
@@ -106,14 +106,9 @@ class SqliteDestination:
             directory_id=self._changelog.directory_id,
             driver_host=socket.gethostname(),
             topic=spec.topic,
-            writer=batch.writer,
-            query_id=batch.query_id,
-            batch_id=batch.number,
-            write_name=batch.writer,
-            ordered=bool(batch.order),
+            batch=batch,
             timestamp_ms=None if spec.store_kind.keeps_versions else int(epoch_ms()),
             latest=spec.latest_by is not None,
-            identities=batch.identities,
             proofs=self._changelog.proofs(spec.topic),
         )
 

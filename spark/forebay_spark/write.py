@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 
 from forebay.errors import ForebayError, SinkError
-from forebay_spark.destinations import BatchId
+from forebay_spark.executor import BatchId
 from forebay_spark.records import RecordColumns
 from forebay_spark.store_writer import QUERY_RUNS, QueryRun, StoreWriter
 

@@ -1127,7 +1127,7 @@ def test_executors_need_not_have_forebay(sink, tmp_path):
     """The functions that run in executors, pickled by value, load where forebay cannot be imported."""
     from pyspark import cloudpickle
 
-    from forebay_spark.executor import END, Target, append_rows
+    from forebay_spark.executor import END, BatchId, Target, append_rows
     from forebay_spark.sink import _BY_VALUE
 
     for module in _BY_VALUE:
@@ -1139,11 +1139,7 @@ def test_executors_need_not_have_forebay(sink, tmp_path):
         log.directory_id,
         socket.gethostname(),
         "t-latest-changelog",
-        "w",
-        "q",
-        0,
-        "w",
-        False,
+        BatchId("q", 0, "w", ()),
         5,
     )
     pickled.write_bytes(cloudpickle.dumps(append_rows(target)))
@@ -1163,7 +1159,7 @@ print([written.to_pylist() for written in function([batch])])
     # A copy of this environment's path without the project: editable installs put finders in site-packages.
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "'partition': 1, 'row_count': 1" in done.stdout
+    assert "'partition': 1, 'is_new': True" in done.stdout
     assert log_of(sink, "latest")[1][0][1:] == (b"k", b"1", 5, False)
 
 

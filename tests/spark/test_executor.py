@@ -14,13 +14,13 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def target(tmp_path: Path) -> Any:
-    from forebay_spark.executor import Target
+    from forebay_spark.executor import BatchId, Target
 
     (tmp_path / "t").mkdir()
     (tmp_path / sqlite_log_file.DIRECTORY_ID_FILE).write_text("d")
     for partition in (0, 1):
         sqlite_log_file.create(str(tmp_path / "t" / f"{partition}.db"), "i")
-    return Target(str(tmp_path), "d", "here", "t", "w", "q", 0, "w", ordered=False, timestamp_ms=0)
+    return Target(str(tmp_path), "d", "here", "t", BatchId("q", 0, "w", ()), timestamp_ms=0)
 
 
 def placed(keys: list[bytes], partitions: int = 2) -> list[Any]:
@@ -56,8 +56,7 @@ def test_rows_that_end_before_their_end_are_not_kept(target):
         assert records(target, 0) == (partitions.count(0) if 1 in partitions else 0)
         assert records(target, 1) == 0
     written = [row for batch in append_rows(target)(batches) for row in batch.to_pylist()]
-    assert sum(row["row_count"] for row in written) == 20
-    assert [row["partition"] for row in written] == [0, 1]
+    assert written == [{"partition": 0, "is_new": False}, {"partition": 1, "is_new": True}]
     assert records(target, 0) + records(target, 1) == 20
 
 
