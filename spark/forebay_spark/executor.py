@@ -77,7 +77,7 @@ def append_rows(target: Target) -> Callable[[Batches], Batches]:
         _forget_archives()
         for partition, pieces in itertools.groupby(_pieces(batches), key=lambda piece: piece[0]):
             checked = _checked((batch for _, batch in pieces), target)
-            yield _append_partition(target, partition, itertools.chain.from_iterable(map(rows, checked)))
+            yield append_partition(target, partition, itertools.chain.from_iterable(map(rows, checked)))
 
     def rows(batch: pa.RecordBatch) -> Iterable[Row]:
         times: Iterable[int] = itertools.repeat(target.timestamp_ms or 0, len(batch))
@@ -88,7 +88,7 @@ def append_rows(target: Target) -> Callable[[Batches], Batches]:
     return run
 
 
-def _append_partition(target: Target, partition: int, rows: Iterable[Row]) -> pa.RecordBatch:
+def append_partition(target: Target, partition: int, rows: Iterable[Row]) -> pa.RecordBatch:
     """Append a partition's rows and their marker in one transaction, as ``append_batch`` does.
 
     Returns a row with the partition, and whether the rows are new to it. Raises ``WriteRefused``.

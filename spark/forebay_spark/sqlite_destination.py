@@ -5,18 +5,18 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from forebay.clock import epoch_ms
-from forebay.errors import SinkError
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
-from forebay_changelog.sqlite.batches import differs, newest_batch, rows_of_batch
+from forebay_changelog.sqlite.batches import newest_batch
 from forebay_changelog.sqlite.changelog import SqliteChangelog, naming
 from forebay_spark.destinations import refusing
-from forebay_spark.executor import END, BatchId, Target, append_rows
+from forebay_spark.executor import END, BatchId, Target, append_partition, append_rows
 
 _WRITTEN = "partition int, is_new boolean"
 _HASH = (1 << 32) - 1
@@ -34,8 +34,6 @@ class SqliteDestination:
         self._changelog = changelog
         self._placings: dict[int, tuple[list[Column], DataFrame]] = {}
         """By the number of tasks, created once: each takes many calls into the JVM."""
-        self._newest: dict[tuple[str, str, str], int] = {}
-        """By query, topic and writer, the newest batch of which some rows may be in the log."""
 
     def check(self, session: SparkSession) -> None:
         """Any session will do; executors elsewhere notice it themselves and refuse."""
@@ -45,10 +43,11 @@ class SqliteDestination:
         rows = self._in_tasks(records, spec, batch)
 
         def append(target: Target) -> dict[int, bool]:
-            return {row.partition: row.is_new for row in rows.mapInArrow(append_rows(target), _WRITTEN).collect()}
+            written = refusing(spec, lambda: rows.mapInArrow(append_rows(target), _WRITTEN).collect())
+            return {row.partition: row.is_new for row in written}
 
         if not self._repeats(spec, batch):
-            self._append_once(append, spec, batch)
+            append(self._target(spec, batch))
             return
         # What is compared is what is written, even where the query would compute other rows each time.
         rows.persist()
@@ -84,21 +83,19 @@ class SqliteDestination:
             self._placings[tasks] = [hashed[F.col("partition") % tasks].alias("task"), place.alias("place")], ends
         return self._placings[tasks]
 
-    def _append_once(self, append: Append, spec: StoreSpec, batch: BatchId) -> None:
-        """Append a batch of which the log has nothing."""
-        self._newest[batch.query_id, spec.topic, batch.writer] = batch.number
-        refusing(spec, lambda: append(self._target(spec, batch)))
-
     def _replace(self, append: Append, spec: StoreSpec, batch: BatchId) -> None:
         """Append a batch that is repeated, unless one of its partitions refuses: then none is written.
 
         Why all are compared first: a partition that took other rows would refuse those of the first attempt.
         """
         target = self._target(spec, batch)
-        are_new = refusing(spec, lambda: append(replace(target, dry_run=True)))
-        self._check_absent(spec, batch, set(range(spec.partitions)) - are_new.keys())
+        dry_run = replace(target, dry_run=True)
+        are_new = append(dry_run)
+        for partition in sorted(set(range(spec.partitions)) - are_new.keys()):
+            # Where this attempt has no rows, an earlier one may have had some.
+            refusing(spec, partial(append_partition, dry_run, partition, ()))
         if any(are_new.values()):
-            refusing(spec, lambda: append(target))
+            append(target)
 
     def _target(self, spec: StoreSpec, batch: BatchId) -> Target:
         return Target(
@@ -114,30 +111,13 @@ class SqliteDestination:
 
     def _repeats(self, spec: StoreSpec, batch: BatchId) -> bool:
         """Whether the log may have rows of this batch, or of a later one."""
-        return batch.number <= self._newest_batch(spec, batch)
-
-    def _newest_batch(self, spec: StoreSpec, batch: BatchId) -> int:
-        """The newest batch of this query that was begun; after a restart, that any partition has rows of."""
-        known = self._newest.get((batch.query_id, spec.topic, batch.writer))
-        if known is not None:
-            return known
-        newest = -1
         for partition in range(spec.partitions):
             path = self._changelog.path(TopicPartition(spec.topic, partition))
             with naming(path):
-                found = newest_batch(path, batch.query_id, batch.writer)
-            newest = newest if found is None else max(newest, found)
-        return newest
-
-    def _check_absent(self, spec: StoreSpec, batch: BatchId, partitions: set[int]) -> None:
-        """Raise ``SinkError`` if an earlier attempt wrote rows where this one has none."""
-        for partition in sorted(partitions):
-            path = self._changelog.path(TopicPartition(spec.topic, partition))
-            with naming(path):
-                before = rows_of_batch(path, batch.query_id, batch.writer, batch.number)
-            if before:
-                refusal = differs(path, batch.query_id, batch.writer, batch.number, before, 0)
-                raise SinkError(f"{spec.name}: {refusal}")
+                newest = newest_batch(path, batch.query_id, batch.writer)
+            if newest is not None and newest >= batch.number:
+                return True
+        return False
 
 
 def hashed_to(session: SparkSession, tasks: int) -> tuple[int, ...]:

@@ -87,9 +87,9 @@ def append_batch(
             connection.execute("ROLLBACK TO before_rows")
             return WrittenBatch(count, int(marker[2]), is_new=False)
         if marker is None and count and newest is not None and batch_id < newest:
-            raise differs(path, query_id, write_name, batch_id, 0, count)
+            raise _differs(path, query_id, write_name, batch_id, 0, count)
         if marker is not None and (batch_id != newest or _misses_a_key(connection, marker, offset, timed)):
-            raise differs(path, query_id, write_name, batch_id, marker[0], count)
+            raise _differs(path, query_id, write_name, batch_id, marker[0], count)
         offset += count
         connection.execute(
             "INSERT OR REPLACE INTO batch VALUES (?, ?, ?, ?, ?, ?)",
@@ -109,17 +109,7 @@ def newest_batch(path: str, query_id: str, write_name: str) -> int | None:
         return _newest_batch(connection, query_id, write_name)
 
 
-def rows_of_batch(path: str, query_id: str, write_name: str, batch_id: int) -> int:
-    """How many rows an earlier attempt at a batch has written here."""
-    with contextlib.closing(connect(path)) as connection:
-        found = connection.execute(
-            "SELECT row_count FROM batch WHERE query_id = ? AND write_name = ? AND batch_id = ?",
-            (query_id, write_name, batch_id),
-        ).fetchone()
-        return 0 if found is None else int(found[0])
-
-
-def differs(path: str, query_id: str, write_name: str, batch_id: int, before: int, now: int) -> WriteRefused:
+def _differs(path: str, query_id: str, write_name: str, batch_id: int, before: int, now: int) -> WriteRefused:
     """The refusal of a batch whose rows cannot take the place of those of an earlier attempt."""
     if query_id == write_name:
         return WriteRefused(
