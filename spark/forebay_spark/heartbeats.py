@@ -64,17 +64,16 @@ class HeartbeatListener(QueryListener):
     """Calls ``beat(query_id, as_of_ms, batch_id)`` after every batch, and while a query is idle.
 
     ``as_of_ms`` is when the trigger began, before it asked the source for its offsets: everything the source had
-    by then is in the log. It is None if the batch left a backlog. ``keep_house(query_id)`` is called as often.
+    by then is in the log. It is None if the batch left a backlog.
 
     Spark delivers events one by one. Heartbeats are written in a separate thread, only the newest of each query: a
     busy driver must not write outdated ones one after another.
     """
 
-    def __init__(self, beat: Beat, keep_house: Callable[[str], None]) -> None:
+    def __init__(self, beat: Beat) -> None:
         self.started_ms: dict[str, int] = {}
         """By run, when it was started, before it asked its sources for anything."""
         self._beat = beat
-        self._keep_house = keep_house
         self._lock = threading.Lock()
         self._pending: dict[str, tuple[int | None, int]] = {}
         self._failures: dict[str, str] = {}
@@ -92,22 +91,14 @@ class HeartbeatListener(QueryListener):
         progress = event.progress
         as_of_ms = epoch_ms_of(progress.timestamp) if left_no_backlog(progress) else None
         self._enqueue(str(progress.id), as_of_ms, progress.batchId)
-        self._maintain(str(progress.id))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """There was nothing new at the trigger."""
         self._enqueue(str(event.id), epoch_ms_of(event.timestamp), -1)
-        self._maintain(str(event.id))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """A stopped query sends no heartbeats, and its age grows."""
         self.started_ms.pop(str(event.runId), None)
-
-    def _maintain(self, query_id: str) -> None:
-        try:
-            self._keep_house(query_id)
-        except Exception:
-            log.exception("maintenance of the log failed; it will be retried")
 
     def _enqueue(self, query_id: str, as_of_ms: int | None, batch_id: int) -> None:
         with self._lock:
@@ -206,7 +197,7 @@ class SessionListeners:
             if session_id not in self._listening:
                 # With the default, an idle stream's age would grow to 10 s.
                 session.conf.set("spark.sql.streaming.noDataProgressEventInterval", "1000")
-                listener = HeartbeatListener(_beat, _keep_house)
+                listener = HeartbeatListener(_beat)
                 session.streams.addListener(listener)
                 self._listening[session_id] = session, listener
             return self._listening[session_id][1]
@@ -227,11 +218,8 @@ SESSION_LISTENERS = SessionListeners()
 def _beat(query_id: str, as_of_ms: int | None, batch_id: int) -> None:
     run = QUERY_RUNS.of(query_id)
     if run is not None:
-        beat_run(run, as_of_ms, batch_id)
-
-
-def _keep_house(query_id: str) -> None:
-    run = QUERY_RUNS.of(query_id)
-    if run is not None:
-        for log in {writer.log for writer in run.writers.values()}:
-            log.compaction.begin_if_due()
+        try:
+            beat_run(run, as_of_ms, batch_id)
+        finally:
+            for log in {writer.log for writer in run.writers.values()}:
+                log.compaction.begin_if_due()

@@ -27,7 +27,7 @@ def test_only_each_querys_newest_heartbeat_waits():
         go_on.wait(10)
         written.append((query, as_of_ms))
 
-    listener = HeartbeatListener(beat, lambda query_id: None)
+    listener = HeartbeatListener(beat)
     for at_ms in range(1_000, 6_000, 1_000):
         for query in ("a", "b"):
             listener.onQueryIdle(idle(query, at_ms))
@@ -51,7 +51,7 @@ def test_batch_that_left_a_backlog_shows_that_the_query_runs():
         source = SimpleNamespace(endOffset=end, latestOffset="3")
         return SimpleNamespace(progress=SimpleNamespace(batchId=batch, sources=[source], **vars(idle("a", 1_000))))
 
-    listener = HeartbeatListener(beat, lambda query_id: None)
+    listener = HeartbeatListener(beat)
     listener.onQueryProgress(progress(0, "1"))
     wait_until(lambda: not listener._pending, "the first is being written")
     listener.onQueryProgress(progress(1, "3"))
@@ -70,7 +70,7 @@ def test_failed_heartbeat_blocks_no_other():
         if len(written) == 1:
             raise OSError("the log is away")
 
-    listener = HeartbeatListener(beat, lambda query_id: None)
+    listener = HeartbeatListener(beat)
     for at_ms in (1_000, 2_000):
         listener.onQueryIdle(idle("a", at_ms))
         wait_until(lambda: written[-1:] == [at_ms], "a heartbeat")  # noqa: B023
@@ -88,7 +88,7 @@ def test_a_heartbeat_that_keeps_failing_is_reported_once(caplog):
         if as_of_ms == 5_000:
             raise OSError("the log is away")
 
-    listener = HeartbeatListener(beat, lambda query_id: None)
+    listener = HeartbeatListener(beat)
     for at_ms in range(1_000, 6_000, 1_000):
         listener.onQueryIdle(idle("a", at_ms))
         wait_until(lambda: tried[-1:] == [at_ms], "a heartbeat")  # noqa: B023
