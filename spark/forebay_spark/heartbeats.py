@@ -28,6 +28,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from forebay.errors import ForebayError
+from forebay.logs import LogThrottle
 from forebay_spark.store_writer import QUERY_RUNS, beat_run
 
 log = logging.getLogger(__name__)
@@ -76,9 +77,7 @@ class HeartbeatListener(QueryListener):
         self._beat = beat
         self._lock = threading.Lock()
         self._pending: dict[str, tuple[int | None, int]] = {}
-        self._failures: dict[str, str] = {}
-        """By query, why its last heartbeat could not be written: one that stays away is told of once."""
-        self._writing = False
+        self._logged = LogThrottle()
         # Its thread is joined when the process ends, so the last heartbeat is written.
         self._writer = ThreadPoolExecutor(1, "forebay-heartbeats")
 
@@ -102,36 +101,27 @@ class HeartbeatListener(QueryListener):
 
     def _enqueue(self, query_id: str, as_of_ms: int | None, batch_id: int) -> None:
         with self._lock:
-            waiting_ms, _ = self._pending.get(query_id, (None, 0))
-            self._pending[query_id] = (waiting_ms if as_of_ms is None else as_of_ms, batch_id)
-            if not self._writing:
-                # When the process ends, nothing more is accepted.
-                with contextlib.suppress(RuntimeError):
-                    self._writer.submit(self._write)
-                    self._writing = True
+            waiting = self._pending.get(query_id)
+            self._pending[query_id] = (waiting[0] if waiting and as_of_ms is None else as_of_ms, batch_id)
+        if waiting is None:
+            # When the process ends, nothing more is accepted.
+            with contextlib.suppress(RuntimeError):
+                self._writer.submit(self._write, query_id)
 
-    def _write(self) -> None:
-        while True:
-            with self._lock:
-                if not self._pending:
-                    self._writing = False
-                    return
-                query_id = next(iter(self._pending))
-                as_of_ms, batch_id = self._pending.pop(query_id)
-            try:
-                self._beat(query_id, as_of_ms, batch_id)
-            except Exception as error:
-                if self._failures.get(query_id) != str(error):
-                    self._failures[query_id] = str(error)
-                    unforeseen = not isinstance(error, ForebayError)
-                    log.error(
-                        "the heartbeat of query %s could not be written, which is tried again: %s",
-                        query_id,
-                        error,
-                        exc_info=unforeseen and error,
-                    )
-            else:
-                self._failures.pop(query_id, None)
+    def _write(self, query_id: str) -> None:
+        with self._lock:
+            as_of_ms, batch_id = self._pending.pop(query_id)
+        try:
+            self._beat(query_id, as_of_ms, batch_id)
+        except Exception as error:
+            if self._logged.allow(f"{query_id}: {error}"):
+                unforeseen = not isinstance(error, ForebayError)
+                log.error(
+                    "the heartbeat of query %s could not be written, which is tried again: %s",
+                    query_id,
+                    error,
+                    exc_info=unforeseen and error,
+                )
 
 
 def left_no_backlog(progress: StreamingQueryProgress) -> bool:
