@@ -140,20 +140,12 @@ def _reached(end: Any, latest: Any) -> bool:
     """
     if end == latest:
         return True
-    if not (_is_of_kafka(end) and _is_of_kafka(latest)):
+    try:
+        of_topics = [(end[topic], partitions) for topic, partitions in latest.items()]
+        offsets = [(ends[at], offset) for ends, partitions in of_topics for at, offset in partitions.items()]
+        return bool(offsets) and all(isinstance(offset, int) and at >= offset for at, offset in offsets)
+    except (AttributeError, KeyError, TypeError):
         return False
-    return all(
-        end.get(topic, {}).get(partition, -1) >= offset
-        for topic, partitions in latest.items()
-        for partition, offset in partitions.items()
-    )
-
-
-def _is_of_kafka(offset: Any) -> bool:
-    return isinstance(offset, dict) and all(
-        isinstance(partitions, dict) and all(isinstance(at, int) for at in partitions.values())
-        for partitions in offset.values()
-    )
 
 
 def epoch_ms_of(timestamp: str) -> int:

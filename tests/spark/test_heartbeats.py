@@ -115,6 +115,10 @@ KAFKA = '{"in":{"0":5,"1":7}}'
         (KAFKA, {"in": {"0": 6, "1": 1}}, False),
         (KAFKA, {"in": {"0": 5, "2": 1}}, False),
         (KAFKA, {"other": {"0": 1}}, False),
+        (KAFKA, {"in": 5}, False),
+        ('{"in":{"0":"9"}}', {"in": {"0": "10"}}, False),
+        ('{"in":{"0":"9"}}', {"in": {"0": 8}}, False),
+        ("5", {}, False),
     ],
 )
 def test_batch_at_the_latest_offset_left_no_backlog(end, latest, nothing_left):
