@@ -190,15 +190,12 @@ class Consumer(Protocol):
         until the log is known to have that record: if it does not, or has another between that and the position,
         the batch says that it is ``truncated``.
         """
-        ...
 
     def unassign(self, topic_partition: TopicPartition) -> None:
         """Stop reading a partition."""
-        ...
 
     def wait(self, wake: Wake, timeout_s: float) -> None:
         """Return when there may be something new, when ``wake`` is set, or at the latest after the time-out."""
-        ...
 
     def poll(self, max_records: int) -> Iterable[Batch]:
         """What is new, at most this many records per partition, with an end observation for each one reached.
@@ -206,29 +203,24 @@ class Consumer(Protocol):
         A partition whose log cannot be reached is left out, so its lag grows by itself; so may be one with nothing
         new. Logs may be read lazily, as the batches are consumed.
         """
-        ...
 
     def failures(self) -> dict[TopicPartition, ReadFailure]:
         """Why assigned partitions cannot be read; what passes within seconds is left out."""
-        ...
 
     def notices(self, specs: Mapping[str, StoreSpec]) -> dict[TopicPartition, dict[str, str]]:
         """What is wrong with logs that can be read, by kind: a sentence, then the remedy.
 
         ``specs`` are the stores by topic.
         """
-        ...
 
     def current(self) -> tuple[float, list[TopicPartition]]:
         """A time (boot clock), and partitions of which batches had delivered everything by then.
 
         Their last batch still states their end. Unlike a batch, this costs next to nothing for each.
         """
-        ...
 
     def close(self) -> None:
         """Release connections."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -255,15 +247,12 @@ class LogCompactor(Protocol):
         ``limits`` are those of a log that no server compacts. ``on_partition`` is called after each partition.
         Raises ``ChangelogError`` if a partition could not be compacted.
         """
-        ...
 
     def compaction_text(self, spec: StoreSpec, records: int, limits: CompactionLimits) -> str:
         """What a compaction with these limits has done, and what stays, for its operator."""
-        ...
 
     def compacted_ms(self, topic: str) -> int | None:
         """When any process last completed a topic's compaction, in epoch milliseconds; None if never."""
-        ...
 
 
 class Changelog(Protocol):
@@ -276,7 +265,6 @@ class Changelog(Protocol):
 
     def compactor(self, spec: StoreSpec) -> LogCompactor | None:
         """What compacts a store's log; None if servers do by themselves."""
-        ...
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
         """Create a store's topic unless it is there; that of an external store is its owner's to create.
@@ -284,7 +272,6 @@ class Changelog(Protocol):
         Raises ``PartitionCountMismatch`` if its count differs, ``TopicRefused`` if it would lose records,
         ``TopicMissing`` with ``create`` off or for an external store, and ``ChangelogUnreachable``.
         """
-        ...
 
     def forget_expired(self, spec: StoreSpec) -> bool:
         """Have the servers of a store's topic delete what has expired by its ``ttl_ms``; returns whether that was
@@ -292,23 +279,19 @@ class Changelog(Protocol):
 
         Raises ``TopicMissing`` and ``ChangelogUnreachable``.
         """
-        ...
 
     def ensure_group(self, application_id: str) -> str | None:
         """Create what a worker group needs besides its stores' topics; returns its name, None if it needs
         nothing."""
-        ...
 
     def identity(self, topic: str, partition: int | None = None) -> str:
         """The identity of a topic, or of one partition's log; raises ``TopicMissing``."""
-        ...
 
     def identities(self, topic: str) -> dict[int, str]:
         """The identity of each partition's log; raises ``TopicMissing`` and ``ChangelogUnreachable``.
 
         One that differs from the topic's was lost, or a reset is under way.
         """
-        ...
 
     def consumer(self, *, replay: bool = False, headed: Collection[str] = ()) -> Consumer:
         """A new reader; for a ``replay`` it reads one partition at a time, further ahead.
@@ -316,11 +299,9 @@ class Changelog(Protocol):
         Values of the topics that are ``headed`` come with the headers of their records, as ``headed`` of
         ``forebay.codecs.values`` writes them.
         """
-        ...
 
     def end_offsets(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """The current ends; partitions that cannot be reached are left out."""
-        ...
 
     def append_heartbeat(
         self,
@@ -336,7 +317,6 @@ class Changelog(Protocol):
         Raises ``BatchConflict`` if another query took over as ``writer``, or if a partition that can be lost alone
         has another identity than these ``identities`` say.
         """
-        ...
 
     def append_batch(
         self,
@@ -355,7 +335,6 @@ class Changelog(Protocol):
         if it is repeated, rows that are there already are not appended again. Without a ``batch_id`` they have no
         marker. Raises ``BatchConflict`` if another query took over as ``writer``, ``ChangelogError`` else.
         """
-        ...
 
     def append_deletions(self, topic_partition: TopicPartition, keys: Sequence[tuple[bytes, int]]) -> int:
         """Append a tombstone for each key, with its timestamp in epoch milliseconds, 0 for now; returns the next
@@ -364,25 +343,21 @@ class Changelog(Protocol):
         They are an operator's, of no writer: they fence none, and say nothing about the source. Raises
         ``ChangelogError``.
         """
-        ...
 
     def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
         """A writer's newest heartbeat, as ``Heartbeat.of_all``; None if it has written none, or was retired.
 
         Raises ``ChangelogError``.
         """
-        ...
 
     def has_written(self, topic: str, *, writer: str, query_id: str) -> bool | None:
         """Whether the log has a batch or a heartbeat of a query under a writer's name; None if that is not known.
 
         False for a log of which a partition was lost. Raises ``ChangelogError``.
         """
-        ...
 
     def writers(self, topic: str) -> set[str]:
         """The writers of a topic, without those that were retired; raises ``ChangelogError``."""
-        ...
 
     def retire_writer(self, topic: str, writer: str, *, completed: bool = False) -> None:
         """Remove a writer that is gone for good from the store's age.
@@ -390,18 +365,15 @@ class Changelog(Protocol):
         ``completed`` notes that it has written all that it had to. Raises ``ChangelogError`` if it is known that
         nothing was written under that name.
         """
-        ...
 
     def has_completed(self, topic: str, writer: str) -> bool:
         """Whether the log still shows that a writer was retired as ``completed``.
 
         False for a log of which a partition was lost since. Raises ``ChangelogError``.
         """
-        ...
 
     def reset(self, spec: StoreSpec) -> str:
         """Empty a store's topic and give it a new identity; every replica is rebuilt. Returns the identity."""
-        ...
 
 
 def missing_external(spec: StoreSpec) -> TopicMissing:

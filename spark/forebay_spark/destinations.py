@@ -38,11 +38,9 @@ class Destination(Protocol):
 
     def check(self, session: SparkSession) -> None:
         """Raise ``SinkError`` for a session that cannot write there."""
-        ...
 
     def write(self, records: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
         """Write all records; raises ``SinkError``, above all for two of one key that nothing orders."""
-        ...
 
 
 def open_destination(changelog: Changelog) -> Destination:

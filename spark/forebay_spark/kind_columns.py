@@ -43,7 +43,6 @@ class KindColumns(Protocol):
 
     def window(self, df: DataFrame, spec: StoreSpec, order_by: tuple[str, ...]) -> str | None:
         """The window's column, None if the kind needs none; raises ``SinkError`` if the columns do not fit it."""
-        ...
 
     def suffix(self, layout: Layout) -> Column | None:
         """What follows a key in the log; None if nothing does."""
