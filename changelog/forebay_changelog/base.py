@@ -235,8 +235,16 @@ class CompactionLimits:
     delete_retention_ms: int = 86_400_000
 
 
-class LogCompactor(Protocol):
-    """Compacts the logs of stores, where no server does, or does not know all that may go."""
+class Changelog(Protocol):
+    """A set of topics, each with partitions and an identity."""
+
+    url: str
+    """Where it is. Its scheme is that of its backend."""
+    compacted: str
+    """What has become of the records that ``compact`` counts, for its operator, such as ``removed``."""
+
+    def compactor(self, spec: StoreSpec) -> Changelog | None:
+        """Itself, if it compacts a store's log; None if servers do by themselves."""
 
     def compact(
         self, spec: StoreSpec, limits: CompactionLimits = ..., on_partition: Callable[[], None] = ...
@@ -248,23 +256,8 @@ class LogCompactor(Protocol):
         Raises ``ChangelogError`` if a partition could not be compacted.
         """
 
-    def compaction_text(self, spec: StoreSpec, records: int, limits: CompactionLimits) -> str:
-        """What a compaction with these limits has done, and what stays, for its operator."""
-
     def compacted_ms(self, topic: str) -> int | None:
-        """When any process last completed a topic's compaction, in epoch milliseconds; None if never."""
-
-
-class Changelog(Protocol):
-    """A set of topics, each with partitions and an identity."""
-
-    url: str
-    """Where it is. Its scheme is that of its backend."""
-    absent_end: str
-    """What a listing shows for a partition whose end cannot be read, such as ``lost``."""
-
-    def compactor(self, spec: StoreSpec) -> LogCompactor | None:
-        """What compacts a store's log; None if servers do by themselves."""
+        """When any process last compacted a whole topic, in epoch milliseconds; None if that is not known."""
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
         """Create a store's topic unless it is there; that of an external store is its owner's to create.

@@ -39,7 +39,7 @@ def list_logs(topology: Path, changelog: str, output: Output) -> None:
     """Show every store's log: partitions, records' ends, identity."""
     opened, loaded = open_logs(topology, changelog)
     logs = [_log_document(opened, spec) for spec in loaded.stores.values()]
-    output.show({"logs": logs}, _logs_table(logs, opened.absent_end))
+    output.show({"logs": logs}, _logs_table(logs))
     unsuitable = [log["problem"] for log in logs if log["state"] == "unsuitable"]
     if unsuitable:
         raise ChangelogError(" ".join(unsuitable))
@@ -61,12 +61,12 @@ def _log_document(opened: Changelog, spec: StoreSpec) -> dict[str, Any]:
     return {**document, "state": "present", "end_offsets": ends, "identity": identity, "problem": None}
 
 
-def _logs_table(logs: list[dict[str, Any]], unknown: str) -> Table:
+def _logs_table(logs: list[dict[str, Any]]) -> Table:
     table = Table()
     for column in ("store", "topic", "partitions", "end offsets", "identity"):
         table.add_column(column, overflow="fold")
     for log in logs:
-        ends = ", ".join(unknown if end is None else str(end) for end in log["end_offsets"] or ())
+        ends = ", ".join("?" if end is None else str(end) for end in log["end_offsets"] or ())
         table.add_row(log["store"], log["topic"], str(log["partitions"]), ends, log["identity"] or log["state"])
     return table
 
@@ -107,7 +107,7 @@ def compact(topology: Path, changelog: str, store: str, output: Output, **durati
     with progress(f"compacting {store}", spec.partitions) as advance:
         removed = compactor.compact(spec, limits, lambda: advance(1))
     document = {"store": store, "topic": spec.topic, "removed_records": removed}
-    output.show(document, compactor.compaction_text(spec, removed, limits))
+    output.show(document, f"{quantity(removed, 'record')} of {spec.topic} {compactor.compacted}")
 
 
 @changelog.command("reset")

@@ -26,12 +26,11 @@ def test_logs_are_listed_compacted_and_reset(cluster):
     cluster.put("counts", {b"a": b"1"})
     cluster.put("counts", {b"a": b"2"})
     assert "counts" in run(cluster, "ls")
-    nothing = run(cluster, "compact", "counts")
-    assert "0 records removed" in nothing
-    assert "Those of the last 60 min stay: --min-compaction-lag-ms." in nothing
+    # Younger records stay.
+    assert run(cluster, "compact", "counts").startswith("0 records of test-counts-changelog removed")
     removed = run(cluster, "compact", "counts", "--min-compaction-lag-ms", "0")
     # The first value, and in each of the four partitions the first heartbeat.
-    assert removed.startswith("5 records removed")
+    assert removed.startswith("5 records of test-counts-changelog removed")
     before = cluster.changelog.identity("test-counts-changelog")
     common = ["--topology", str(cluster.topology_path), "--changelog", cluster.changelog.url]
     unanswered = CliRunner().invoke(changelog, ["reset", *common, "counts"])
@@ -63,8 +62,9 @@ def test_apply_says_which_logs_it_creates(cluster, tmp_path):
 def test_a_listing_tells_what_is_lost_and_leaves_it_lost(cluster):
     cluster.put("counts", {b"a": b"1"})
     lost = Path(cluster.changelog.path(TopicPartition("test-counts-changelog", 2)))
+    assert "?" not in run(cluster, "ls")
     lost.unlink()
-    assert "lost" in run(cluster, "ls")
+    assert "?" in run(cluster, "ls")
     assert not lost.exists()
 
 
@@ -111,7 +111,7 @@ def test_the_log_of_a_versioned_store_keeps_its_history(tmp_path):
         for value in (b"1", b"2"):
             cluster.put("prices", {b"a": value})
         # Of two heartbeats the first goes, in each of the partitions.
-        assert f"{cluster.topology.stores['prices'].partitions} records removed" in run(
+        assert f"{cluster.topology.stores['prices'].partitions} records of test-prices-changelog removed" in run(
             cluster, "compact", "prices", "--min-compaction-lag-ms", "0"
         )
         address = cluster.start_worker()

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from confluent_kafka import KafkaException
 
 from forebay.errors import ChangelogError, ChangelogUnreachable
-from forebay.output import quantity
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog.base import CompactionLimits, Consumer, Heartbeat, Rows
@@ -31,7 +30,7 @@ _NO_LIMITS = CompactionLimits()
 class KafkaChangelog:
     """The topics at a ``kafka://`` URL; the interface is ``Changelog``. Raises ``SettingError``."""
 
-    absent_end = "?"
+    compacted = "left to the brokers to remove"
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -170,10 +169,6 @@ class KafkaChangelog:
                 ) from None
             on_partition()
         return appended
-
-    def compaction_text(self, spec: StoreSpec, records: int, limits: CompactionLimits) -> str:
-        """What a compaction has done, for its operator; the limits are the brokers'."""
-        return f"{quantity(records, 'superseded record')} of {spec.topic} left to the brokers to remove"
 
     def compacted_ms(self, topic: str) -> int | None:
         """Nothing tells: a second compaction finds nothing left to do."""

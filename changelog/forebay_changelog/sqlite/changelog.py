@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
-from forebay.clock import duration
 from forebay.errors import (
     BatchConflict,
     ChangelogElsewhere,
@@ -26,7 +25,6 @@ from forebay.errors import (
     TopicMissing,
 )
 from forebay.file_access import cause, denial
-from forebay.output import quantity
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog.base import (
@@ -69,7 +67,7 @@ class SqliteChangelog:
     where SQLite's locks do not work, and ``ChangelogUnusable`` if the disk does not let it be opened.
     """
 
-    absent_end = "lost"
+    compacted = "removed"
 
     def __init__(
         self, directory: str | Path, *, create: bool = True, mounts: Path = Path("/proc/self/mountinfo")
@@ -103,7 +101,6 @@ class SqliteChangelog:
                 connection.execute(statement)
 
     def compactor(self, spec: StoreSpec) -> SqliteChangelog:
-        """Itself: no server does."""
         return self
 
     def ensure(self, spec: StoreSpec, *, create: bool = True) -> None:
@@ -324,15 +321,6 @@ class SqliteChangelog:
         with self._topics() as connection:
             connection.execute("INSERT OR REPLACE INTO compaction VALUES (?, ?)", (spec.topic, _now_ms()))
         return removed
-
-    def compaction_text(self, spec: StoreSpec, records: int, limits: CompactionLimits) -> str:
-        """What a compaction has done, and what stays, for its operator."""
-        removed = f"{quantity(records, 'record')} removed from {spec.topic}."
-        if not limits.min_compaction_lag_ms:
-            return removed
-        return (
-            f"{removed} Those of the last {duration(limits.min_compaction_lag_ms)} stay: --min-compaction-lag-ms."
-        )
 
     def compacted_ms(self, topic: str) -> int | None:
         with self._topics() as connection:
