@@ -165,11 +165,6 @@ class SqliteChangelog:
     def identities(self, topic: str) -> dict[int, str]:
         return dict(enumerate(self._of_each(topic, _identity)))
 
-    def topics(self) -> list[str]:
-        """The names of all topics."""
-        with self._topics() as connection:
-            return [name for (name,) in connection.execute("SELECT name FROM topic ORDER BY name")]
-
     def path(self, topic_partition: TopicPartition) -> str:
         """The partition's database."""
         return log_file.partition_path(str(self.directory), *topic_partition)
