@@ -7,9 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import TypeVar
 
 from forebay.clock import boot_ms
 from forebay.errors import ForebayError
@@ -36,7 +34,6 @@ _MIN_TURN_S = 0.002
 """From one poll of a log that flows to the next at least: what comes together is committed together."""
 LONG_OPEN_MS = 10_000.0
 """A transaction that is open for longer than this is logged."""
-T = TypeVar("T")
 MAX_RECORDS_PER_POLL = 2_000
 RECORDS_PER_COMMIT = 128
 """A commit of so many takes a quarter of a millisecond, during which no read is answered."""
@@ -155,7 +152,7 @@ class Applier:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the current batch and end the thread."""
+        """Finish the current batch, run what it was to run, and end the thread."""
         self._stopping = True
         self._wake.set()
         self._thread.join()
@@ -176,20 +173,6 @@ class Applier:
     def post(self, event: ReplicaEvent) -> None:
         """Have an event handled in the applier's thread, between two batches."""
         self.run(lambda: self._handle(event))
-
-    def call(self, function: Callable[[], T]) -> Future[T]:
-        """The same, for those who wait for the result."""
-        future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
-
-        self._commands.put(run)
-        self._wake.set()
-        return future
 
     def follow(self, replica: Replica) -> None:
         """Apply a replica's log from its committed offset on; in the applier's thread."""

@@ -122,7 +122,7 @@ class TaskManager:
         self._is_stopping = True
         self._assigned = (frozenset(), frozenset())
         self.bulk_restore.stop()
-        self.applier.call(self._reconcile).result()
+        self.applier.run(self._reconcile)
         self.applier.stop()
         record_positions(self._directory, self._topology, self._on_disk.positions())
 

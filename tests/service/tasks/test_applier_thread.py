@@ -592,7 +592,7 @@ def test_a_store_that_breaks_holds_up_no_other(tmp_path, monkeypatch):
     applier.start()
     try:
         for replica in (broken, well):
-            applier.call(functools.partial(applier.follow, replica)).result(10)
+            applier.run(functools.partial(applier.follow, replica))
         for batch_id in (1, 2, 3):
             put(TP, batch_id)
             wait_until(lambda: broken.failure == "gone", "the failure")
@@ -735,7 +735,7 @@ def test_an_end_that_a_refused_commit_had_is_reported(tmp_path, monkeypatch):
     applier = Applier(log.changelog, 0, lambda _: None, events.append, lambda: None)
     applier.start()
     try:
-        applier.call(functools.partial(applier.follow, replica)).result(10)
+        applier.run(functools.partial(applier.follow, replica))
         wait_until(lambda: replica.view.restored and replica.failure is None, "the store")
         assert [type(event) for event in events] == [EndReached]
     finally:

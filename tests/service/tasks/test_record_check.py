@@ -224,7 +224,7 @@ def test_applier_stops_at_a_bad_record_until_it_may_skip(log, replica, monkeypat
     monkeypatch.setattr(applier, "_assign", try_again)
     applier.start()
     try:
-        applier.call(lambda: applier.follow(replica)).result()
+        applier.run(lambda: applier.follow(replica))
         wait_until(lambda: replica.failure, "the stop")
         assert "offset 1 of 'clicks', partition 0" in replica.failure
         assert (content(replica), replica.view.progress.position, replica.view.restored) == (
