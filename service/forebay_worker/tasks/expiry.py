@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice, pairwise
 
 from forebay.clock import boot_ms
@@ -57,25 +57,17 @@ class _Walk:
         return list(islice(self.store.scan(self.start, END_OF_USER_KEYS), _ENTRIES_PER_SWEEP))
 
 
-@dataclass
-class Expiry:
-    """Deletes, a few thousand entries at a time, what no read returns: expired entries, and of a store with
-    ``latest_by`` those that a higher order of their key has superseded."""
+def sweep(replica: Replica) -> int:
+    """Delete some of what no read of a replica returns, in the applier's thread; returns how many entries.
 
-    _walks: dict[int, _Walk] = field(default_factory=dict)
-
-    def sweep(self, replica: Replica) -> int:
-        """Continue through a replica's store, in the applier's thread; returns the number of entries deleted."""
-        walk = self._walks.get(id(replica))
-        if walk is None or walk.store is not replica.view.store:
-            # A rebuilt one begins with another stream time.
-            walk = self._walks[id(replica)] = _Walk(replica.view.store)
-        sweep = _sweep_expired if replica.spec.latest_by is None else _sweep_superseded
-        return sweep(replica, walk)
-
-    def forget(self, replica: Replica) -> None:
-        """Drop the state kept for a released replica."""
-        self._walks.pop(id(replica), None)
+    These are expired entries, and of a store with ``latest_by`` those that a higher order of their key has
+    superseded. Each call continues through a few thousand entries.
+    """
+    if replica.walk is None or replica.walk.store is not replica.view.store:
+        # A rebuilt one begins with another stream time.
+        replica.walk = _Walk(replica.view.store)
+    of_kind = _sweep_expired if replica.spec.latest_by is None else _sweep_superseded
+    return of_kind(replica, replica.walk)
 
 
 def _sweep_expired(replica: Replica, walk: _Walk) -> int:
@@ -141,7 +133,6 @@ class Sweeper:
     def __init__(self, handle: HandleEvent, storage_fault: Callable[[Exception], str | None]) -> None:
         self._handle = handle
         self._storage_fault = storage_fault
-        self._expiry = Expiry()
         self._to_sweep: deque[Replica] = deque()
         self._failed: set[TopicPartition] = set()
 
@@ -159,7 +150,6 @@ class Sweeper:
 
     def forget(self, replica: Replica) -> None:
         """Drop the state kept for a released replica."""
-        self._expiry.forget(replica)
         self._failed.discard(replica.topic_partition)
 
     def _sweep(self, replica: Replica) -> int:
@@ -168,7 +158,7 @@ class Sweeper:
             return 0
         tp = replica.topic_partition
         try:
-            removed = self._expiry.sweep(replica)
+            removed = sweep(replica)
         except StoreCorrupted as error:
             self._handle(StoreDamaged.of(replica, error))
             return 0

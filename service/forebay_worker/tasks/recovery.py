@@ -358,7 +358,9 @@ class Recovery:
             self.applier.post(PredecessorDamaged(replica, former, reason))
 
         phase = ReplicaPhase.CLOSED
-        return dataclasses.replace(replica, phase=phase, ends=EndOffsets(), admitted=None, on_corrupted=report)
+        return dataclasses.replace(
+            replica, phase=phase, ends=EndOffsets(), admitted=None, walk=None, on_corrupted=report
+        )
 
     def _serve_set_aside(self, replica: Replica, former: Replica) -> bool:
         """Set a replica's store aside and serve it from there; returns whether that was possible."""

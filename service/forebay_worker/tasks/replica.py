@@ -151,6 +151,9 @@ class Replica:
     admitted: Any = None
     """The replica's state as found by the last read, cached by the queries while valid."""
 
+    walk: Any = None
+    """How far the sweep of its store is."""
+
     @classmethod
     def opened(
         cls,

@@ -16,7 +16,7 @@ from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.task_ids import TaskId, TopicPartition
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.apply import resume
-from forebay_worker.tasks.expiry import Expiry, swept_to_ms
+from forebay_worker.tasks.expiry import sweep, swept_to_ms
 from forebay_worker.tasks.folding import Fold
 from forebay_worker.tasks.replica import Replica
 
@@ -34,14 +34,14 @@ def times(spec: StoreSpec, end_ms: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("spec", [WINDOWS, SESSIONS], ids=["windows", "sessions"])
 def test_sweep_removes_exactly_what_is_past_retention(spec):
-    replica, expiry = Replica.opened(spec, TaskId(0, 0), MemoryStore("s")), Expiry()
+    replica = Replica.opened(spec, TaskId(0, 0), MemoryStore("s"))
     for end_ms in range(0, 20_001, 100):
         for key in (b"a", b"b"):
             replica.view.store.put(spec.stored_keys.stored(key, *times(spec, end_ms)), b"1")
         replica.view.store.commit({})
         replica.publish(stream_time_ms=end_ms)
-        expiry.sweep(replica)
-    while expiry.sweep(replica):
+        sweep(replica)
+    while sweep(replica):
         pass
     found = [spec.stored_keys.parse(key) for key, _ in replica.view.store.scan(USER_TAG, END_OF_USER_KEYS)]
     kept = [times(spec, end_ms) for end_ms in range(19_100, 20_001, 100)]
@@ -57,18 +57,18 @@ WRITTEN = st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), st.integers(0,
 @given(written=WRITTEN, at_once=st.integers(2, 7), sweeps=st.integers(0, 10))
 def test_sweep_removes_exactly_versions_beyond_history(written, at_once, sweeps):
     """They were replaced before the history that is kept begins."""
-    replica, expiry = Replica.opened(VERSIONS, TaskId(0, 0), MemoryStore("s")), Expiry()
+    replica = Replica.opened(VERSIONS, TaskId(0, 0), MemoryStore("s"))
     with patch("forebay_worker.tasks.expiry._ENTRIES_PER_SWEEP", at_once):
         for number, (key, hundreds) in enumerate(written):
             replica.view.store.put(VERSIONS.stored_keys.stored(key, 100 * hundreds), b"1")
             replica.view.store.commit({})
             replica.publish(stream_time_ms=max(100 * hundreds, replica.view.stream_time_ms or 0))
             if number % 11 < sweeps:
-                expiry.sweep(replica)
+                sweep(replica)
         # As after a restart, so that a pass is due however little history moved on.
-        last = Expiry()
+        replica.walk = None
         for _ in range(len(written)):
-            last.sweep(replica)
+            sweep(replica)
     found = [
         VERSIONS.stored_keys.parse(stored) for stored, _ in replica.view.store.scan(USER_TAG, END_OF_USER_KEYS)
     ]
@@ -88,18 +88,18 @@ def add_windows(replica: Replica, *ends_ms: int) -> None:
 
 @pytest.mark.parametrize("in_the_middle", [False, True])
 def test_a_rebuilt_store_is_swept_by_its_own_stream_time(in_the_middle):
-    replica, expiry = Replica.opened(WINDOWS, TaskId(0, 0), MemoryStore("s")), Expiry()
+    replica = Replica.opened(WINDOWS, TaskId(0, 0), MemoryStore("s"))
     with patch("forebay_worker.tasks.expiry._ENTRIES_PER_SWEEP", 5):
         # A record of the far future, before its log is reset.
         add_windows(replica, *range(0, 1_000, 100), 10**12)
-        while expiry.sweep(replica) and not in_the_middle:
+        while sweep(replica) and not in_the_middle:
             pass
         replica.publish(store=MemoryStore("s"))
         add_windows(replica, *range(0, 1_000, 100))
         for _ in range(5):
-            assert expiry.sweep(replica) == 0
+            assert sweep(replica) == 0
         add_windows(replica, 1_500)
-        assert sum(expiry.sweep(replica) for _ in range(5)) == 6
+        assert sum(sweep(replica) for _ in range(5)) == 6
 
 
 def test_what_a_refused_commit_was_to_record_is_recorded_later():
@@ -111,15 +111,16 @@ def test_what_a_refused_commit_was_to_record_is_recorded_later():
         store.put(WINDOWS.stored_keys.stored(b"a", at_ms), b"1")
     store.commit({tp: CommittedOffset(2, 2, stream_time_ms=5_000_000)})
     resume(replica, store.committed_offset(tp))
-    expiry, put = Expiry(), store.put
+    put = store.put
     store.put = lambda key, value: None
-    assert expiry.sweep(replica) == 1
+    assert sweep(replica) == 1
     assert replica.view.swept_to_ms is not None
     assert swept_to_ms(store) is None
     store.put = put
     store.put(WINDOWS.stored_keys.stored(b"a", 1_000), b"1")
     store.commit({})
-    assert Expiry().sweep(replica) == 1
+    replica.walk = None
+    assert sweep(replica) == 1
     assert swept_to_ms(store) == replica.view.swept_to_ms
 
 
@@ -132,8 +133,7 @@ def test_history_lost_to_a_shorter_retention_stays_lost(spec):
         replica.view.store.put(spec.stored_keys.stored(b"a", at_ms), b"1")
     replica.view.store.commit({tp: CommittedOffset(3, 3, stream_time_ms=5_000)})
     resume(replica, replica.view.store.committed_offset(tp))
-    expiry = Expiry()
-    while expiry.sweep(replica):
+    while sweep(replica):
         pass
     begins_ms = replica.view.history_begins_ms if spec is VERSIONS else replica.view.oldest_kept_ms
     longer = replace(spec, retention_ms=9_000) if spec is WINDOWS else replace(spec, history_retention_ms=9_000)
@@ -155,7 +155,7 @@ AGES = st.dictionaries(st.binary(min_size=1, max_size=2), st.integers(-2_000, 2_
 def test_values_are_deleted_once_they_are_as_old_as_their_ttl(ages_ms, at_once, later_ms):
     """By whatever was applied when, the same are left, and followers are told of each that was there."""
     store = MemoryStore("k")
-    replica, expiry = Replica.opened(VALUES, TaskId(0, 0), store), Expiry()
+    replica = Replica.opened(VALUES, TaskId(0, 0), store)
     now_ms = int(epoch_ms())
     fold = Fold.after(CommittedOffset(0))
     with patch("forebay_worker.tasks.folding.latest_epoch_ms", lambda: now_ms):
@@ -173,7 +173,7 @@ def test_values_are_deleted_once_they_are_as_old_as_their_ttl(ages_ms, at_once, 
         patch("forebay.store_kinds.latest_epoch_ms", lambda: now_ms + later_ms),
     ):
         for _ in range(80):
-            expiry.sweep(replica)
+            sweep(replica)
     left = {key for key, _ in store.scan(USER_TAG, END_OF_USER_KEYS)}
     assert left == {USER_TAG + key for key, age_ms in ages_ms.items() if age_ms + later_ms < 1_000}
     known = replica.view.recent_changes.since(0, replica.view.recent_changes.nonce)

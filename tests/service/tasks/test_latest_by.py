@@ -29,7 +29,7 @@ from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks.applier_thread import Applier
 from forebay_worker.tasks.bulk_restore import ingest
-from forebay_worker.tasks.expiry import Expiry
+from forebay_worker.tasks.expiry import sweep
 from forebay_worker.tasks.record_check import BadRecord
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_events import EndReached, ReplicaEvent
@@ -108,7 +108,6 @@ class Follower:
         self.applier = Applier(self._log.changelog, 0, lambda error: None, _only_ends, lambda: None)
         self.replica = Replica.opened(SPEC, TaskId(0, 0), store)
         self.applier.follow(self.replica)
-        self._expiry = Expiry()
 
     def close(self) -> None:
         self.applier._consumer.close()
@@ -149,7 +148,7 @@ class Follower:
         self.applier.follow(self.replica)
 
     def sweep(self) -> None:
-        self._expiry.sweep(self.replica)
+        sweep(self.replica)
 
     def check(self) -> None:
         progress = self.replica.view.progress

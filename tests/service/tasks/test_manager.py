@@ -13,7 +13,6 @@ import pytest
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.offsets_file import OffsetCache
 from forebay_worker.state.store_factory import OpenedStore, StoreFactory
-from forebay_worker.tasks.expiry import Expiry
 from forebay_worker.tasks.task_cleanup import TaskCleanup
 from tests.support.cluster import wait_until
 from tests.support.held_tasks import (
@@ -101,7 +100,7 @@ def test_what_was_released_is_deleted_though_windows_cannot_be(tmp_path, changel
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Expiry, "sweep", refuse)
+    monkeypatch.setattr("forebay_worker.tasks.expiry.sweep", refuse)
     with started(tmp_path, changelog, StoreFactory, cleanup_ms=0) as manager:
         manager.hold(TASKS, ())
         wait_until(lambda: applied(manager) == offsets(), "all is applied")
