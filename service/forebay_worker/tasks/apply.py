@@ -8,7 +8,7 @@ from forebay.state_store import CommittedOffset
 from forebay_changelog import Batch
 from forebay_worker.tasks.expiry import swept_to_ms
 from forebay_worker.tasks.folding import Fold, advance, fold_batch, is_misplaced, misplaced_keys
-from forebay_worker.tasks.log_continuity import RecordsLost, continuity_fault
+from forebay_worker.tasks.log_continuity import NotContinued, continuity_fault
 from forebay_worker.tasks.replica import Replica
 
 
@@ -47,7 +47,7 @@ def apply_batch(replica: Replica, batch: Batch) -> None:
     end_reached = _epoch(replica.view.progress.end_reached_boot_ms)
     fault = continuity_fault(replica.spec, replica.view.log, before, end_reached, batch)
     if fault is not None:
-        if not isinstance(fault, RecordsLost):
+        if not isinstance(fault, NotContinued) or fault.has_lost is None:
             observe_end(replica, batch.end)
         raise fault
     replica.learn_log(batch.identity)

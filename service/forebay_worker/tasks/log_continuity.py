@@ -6,6 +6,7 @@ from forebay.clock import epoch_ms
 from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.store_spec import StoreSpec
 from forebay_changelog import Batch
+from forebay_worker.tasks.replica_view import LostRecords
 
 TOMBSTONES_TRUSTED = 0.9
 """A replica trusts tombstones for this fraction of the time that the log keeps them."""
@@ -13,23 +14,15 @@ _CLOCK_SLACK_MS = 60_000.0
 
 
 class NotContinued(StoreCorrupted):
-    """A store is as its log once was, but cannot become what a replay of the log gives now: it can be served."""
+    """A store is as its log once was, but cannot become what a replay of the log gives now: it can be served.
 
+    If the log ``has_lost`` records that the store has, nobody knows the lag. No store that is built from now on
+    has the first ones. Others may have taken the place of the newest.
+    """
 
-class TombstonesMissed(NotContinued):
-    """Tombstones that were written since are gone."""
-
-
-class RecordsLost(NotContinued):
-    """A store has records that its log has lost: it can be served, with a lag that nobody knows."""
-
-
-class BeginningMoved(RecordsLost):
-    """They are those before the log's present beginning, and in no store that is built from now on."""
-
-
-class LogCut(RecordsLost):
-    """They were the newest, and others may have taken their place."""
+    def __init__(self, reason: str, has_lost: LostRecords | None = None) -> None:
+        super().__init__(reason)
+        self.has_lost = has_lost
 
 
 def replaced_log(topic: str) -> str:
@@ -48,25 +41,26 @@ def continuity_fault(
     topic = batch.topic_partition.topic
     if log is not None and log != batch.identity:
         return StoreCorrupted(replaced_log(topic))
+    cut = None
     if batch.end.offset < before.position:
-        return LogCut(f"the log {topic!r} ends at {batch.end.offset}, before offset {before.position}")
-    if _replaces_what_compaction_followed(before, batch):
-        return LogCut(
-            f"the log {topic!r} has lost records before offset {before.pending_end}, by which it was compacted"
-        )
-    if batch.truncated:
-        return LogCut(f"the log {topic!r} has lost records before offset {before.position}, which were applied")
+        cut = f"ends at {batch.end.offset}, before offset {before.position}"
+    elif _replaces_what_compaction_followed(before, batch):
+        cut = f"has lost records before offset {before.pending_end}, by which it was compacted"
+    elif batch.truncated:
+        cut = f"has lost records before offset {before.position}, which were applied"
+    if cut is not None:
+        return NotContinued(f"the log {topic!r} {cut}", "newest")
     began, may_begin_later = before.replay_beginning, spec.accept_uncompacted or not batch.is_beginning_fixed
     if began is not None and before.position > 0 and batch.beginning > began and not may_begin_later:
-        return BeginningMoved(
-            f"the log {topic!r} begins at {batch.beginning}, and began at {began} when it was read"
+        return NotContinued(
+            f"the log {topic!r} begins at {batch.beginning}, and began at {began} when it was read", "first"
         )
     if batch.end.offset == before.position and before.pending_end is None:
         # Nothing was written since, so nothing can have been missed.
         return None
     # A replay that began with the floor missed nothing below it: tombstones are removed after what they delete.
     if before.position > 0 and batch.tombstone_floor > max(before.position, before.tombstone_floor):
-        return TombstonesMissed(
+        return NotContinued(
             f"tombstones up to offset {batch.tombstone_floor} are gone, and it has applied {before.position}"
         )
     if batch.tombstone_life_ms is not None and before.position > 0:
@@ -75,7 +69,7 @@ def continuity_fault(
         # A moment still to come is of a clock that was wrong, and proves nothing.
         away_ms = now - max(moment if moment < now + _CLOCK_SLACK_MS else 0.0 for moment in known)
         if away_ms > TOMBSTONES_TRUSTED * batch.tombstone_life_ms:
-            return TombstonesMissed(
+            return NotContinued(
                 f"it was last consistent {away_ms / 1000:.0f} s ago, and the log {topic!r} keeps "
                 f"tombstones for {batch.tombstone_life_ms / 1000:.0f} s"
             )

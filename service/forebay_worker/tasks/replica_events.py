@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from forebay.state_store import StateStore, StoreCorrupted
-from forebay_worker.tasks.log_continuity import LogCut, NotContinued, RecordsLost
+from forebay_worker.tasks.log_continuity import NotContinued
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_view import LostRecords
 from forebay_worker.tasks.restoration import Restoration
@@ -41,10 +41,9 @@ class StoreDamaged:
         while found is not None:
             traceback.clear_frames(found.__traceback__)
             found = found.__cause__ or found.__context__
-        has_lost: LostRecords | None = None
-        if isinstance(error, RecordsLost):
-            has_lost = "newest" if isinstance(error, LogCut) else "first"
-        return cls(replica, str(error), as_it_once_was=isinstance(error, NotContinued), has_lost=has_lost)
+        if isinstance(error, NotContinued):
+            return cls(replica, str(error), as_it_once_was=True, has_lost=error.has_lost)
+        return cls(replica, str(error))
 
 
 @dataclass(frozen=True)

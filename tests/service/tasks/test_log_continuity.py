@@ -19,7 +19,7 @@ from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.state.memory import MemoryStore
 from forebay_worker.tasks.apply import apply_batch, resume
 from forebay_worker.tasks.folding import Fold, advance
-from forebay_worker.tasks.log_continuity import BeginningMoved, LogCut, continuity_fault
+from forebay_worker.tasks.log_continuity import NotContinued, continuity_fault
 from forebay_worker.tasks.replica import Replica
 from tests.support.logs import SqliteLog
 
@@ -45,7 +45,7 @@ def test_a_beginning_that_moved_behind_the_replay_is_a_rebuild(beginning):
     # Even if nothing else was written since.
     for position in (before.position, 20):
         found = continuity_fault(SPEC, "identity", before, None, batch(position, beginning + 1))
-        assert isinstance(found, BeginningMoved)
+        assert found.has_lost == "first"
 
 
 def test_a_beginning_that_the_brokers_move_means_nothing():
@@ -63,7 +63,7 @@ def test_a_replica_keeps_the_beginning_of_its_replay():
 
 def test_a_log_that_lost_records_is_cut():
     for found in (batch(20, truncated=True), batch(5)):
-        assert isinstance(continuity_fault(SPEC, "identity", begun(0), None, found), LogCut)
+        assert continuity_fault(SPEC, "identity", begun(0), None, found).has_lost == "newest"
 
 
 def test_a_log_that_lost_what_it_was_compacted_by_is_cut():
@@ -76,7 +76,8 @@ def test_a_log_that_lost_what_it_was_compacted_by_is_cut():
     assert (before.pending_end, before.pending_epoch) == (100, 5)
     for first_offset, epoch, is_cut in ((60, 6, True), (60, 5, False), (100, 6, False)):
         found = batch(120, end=EndOffset(120, 1.0, epoch=6), epochs=(EpochStart(first_offset, epoch),))
-        assert isinstance(continuity_fault(SPEC, "identity", before, None, found), LogCut) is is_cut
+        fault = continuity_fault(SPEC, "identity", before, None, found)
+        assert (fault is not None and fault.has_lost == "newest") is is_cut
     # Records that came after the end was requested belong to it.
     late = batch(50, gap=True, end=end, epochs=(EpochStart(0, 4), EpochStart(40, 7)))
     assert advance(first, late, Fold.after(first), None, 0.0).pending_epoch == 7
@@ -118,5 +119,6 @@ def test_what_compaction_removed_by_lost_records_is_not_missed(tmp_path):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
     shutil.copy(kept, path)
     put(3, b"x", b"y", b"z")
-    with pytest.raises(LogCut, match="by which it was compacted"):
+    with pytest.raises(NotContinued, match="by which it was compacted") as fault:
         replayed(100)
+    assert fault.value.has_lost == "newest"
