@@ -196,7 +196,7 @@ class WorkerMetrics(Collector):
                     keys.add_metric(labels, size.keys)
             yield None
         yield from (disk, buffers, keys)
-        cached = self._worker.block_cache_bytes
+        cached = self._worker.memory.block_cache_bytes
         yield _one("forebay_block_cache_bytes", "Bytes of the stores' block cache in use.", cached)
         with contextlib.suppress(OSError):
             total, free = self._worker.disk()

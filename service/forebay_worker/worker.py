@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from msgspec import UNSET
-from msgspec.structs import replace
 
 from forebay.bearer_tokens import token_file
 from forebay.clock import boot_ms, epoch_ms, time_text
@@ -103,13 +102,13 @@ class Worker:
         self._ends.callback(self.snapshots.close)
         url, application_id = settings.snapshots, self.topology.application_id
         self._repository = None if url is None else SnapshotRepository(url, application_id)
-        self._memory = RocksDbMemory(settings.rocksdb_block_cache_bytes, settings.rocksdb_write_buffer_bytes)
+        self.memory = RocksDbMemory(settings.rocksdb_block_cache_bytes, settings.rocksdb_write_buffer_bytes)
         self.tasks = TaskManager(
             self.topology,
             self._changelog,
             self._directory,
             StoreFactory(
-                self._directory, self._changelog, self._memory, settings.statestore_checkpoint_interval_ms
+                self._directory, self._changelog, self.memory, settings.statestore_checkpoint_interval_ms
             ),
             RecoveryPolicy(
                 settings.apply_records_per_second,
@@ -133,7 +132,7 @@ class Worker:
             self._ceiling,
         )
         self.saver = self._saver()
-        self.disk_reads = DiskReads(lambda: self._memory.block_cache_is_full)
+        self.disk_reads = DiskReads(lambda: self.memory.block_cache_is_full)
         self.reads = Reads(self.admission, settings.max_answer_bytes, self.disk_reads)
         self.scans = Scans(self.admission, self.disk_reads)
         self.limits = limits
@@ -214,11 +213,6 @@ class Worker:
             self._was_ready = True
         return None
 
-    @property
-    def block_cache_bytes(self) -> int:
-        """How much of RocksDB's block cache is in use."""
-        return self._memory.block_cache_bytes
-
     def disk(self) -> tuple[int, int]:
         """Bytes of the disk of the state directory, and how many of them are free; raises ``OSError``."""
         usage = shutil.disk_usage(self._directory.path)
@@ -245,7 +239,8 @@ class Worker:
     def _row(self, store: str, replica: Replica) -> ReplicaRow:
         role, lag = self.admission.proven_lag(replica)
         view = replica.served.view
-        row = ReplicaRow(
+        restoration = self.tasks.bulk_restore.restoring(replica)
+        return ReplicaRow(
             store,
             replica.task.partition,
             role,
@@ -259,15 +254,9 @@ class Worker:
             restored=view.restored,
             failure=UNSET if replica.stopped_by is None else replica.stopped_by,
             notices=_notices(replica, lag) or UNSET,
-        )
-        restoration = self.tasks.bulk_restore.restoring(replica)
-        if restoration is None:
-            return row
-        return replace(
-            row,
-            restored_records=restoration.records,
-            restored_records_per_second=round(restoration.records_per_second),
-            restore_seconds_left=restoration.seconds_left,
+            restored_records=UNSET if restoration is None else restoration.records,
+            restored_records_per_second=UNSET if restoration is None else round(restoration.records_per_second),
+            restore_seconds_left=UNSET if restoration is None else restoration.seconds_left,
         )
 
     knows_all_replicas = False

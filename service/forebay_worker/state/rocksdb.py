@@ -230,21 +230,14 @@ class RocksDbStore:
         self._offsets = offsets
 
     def ingest(self, path: Path, topic_partition: TopicPartition, committed: CommittedOffset) -> None:
-        """Ingest a sorted file made by ``write_sst``, which contains this offset; the file is moved.
-
-        Raises ``ValueError`` if the store has offsets of others too, whose record the file would replace.
-        """
-        others = sorted(self._offsets.keys() - {topic_partition})
-        if others:
-            raise ValueError(
-                f"{path} has the offset of {topic_partition} only, and the store that of {others[0]} too"
-            )
+        """Ingest a sorted file made by ``write_sst``, which contains this offset, the store's only one; the file
+        is moved."""
         self._reopen_if_refused()
         options = IngestExternalFileOptions()
         options.set_move_files(True)
         with self._writing():
             self._db.ingest_external_file([str(path)], options)
-        self._offsets = {**self._offsets, topic_partition: committed}
+        self._offsets = {topic_partition: committed}
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -74,7 +74,7 @@ class TaskManager:
         """Held while roles are given by what is assigned: by a former assignment none must come back."""
         self._on_disk = OffsetCache()
         self._cleanup = TaskCleanup(directory, topology, self._on_disk, state_cleanup_delay_ms)
-        self._sweeper = Sweeper(self._recovery.handle, self._storage_fault_in)
+        self._sweeper = Sweeper(self._recovery.handle, self._recovery.storage_fault_in)
         self._is_assigned = False
         """Whether an assignment said what to hold: until then nothing is known to be released."""
         self._is_stopping = False
@@ -265,11 +265,8 @@ class TaskManager:
             require_room(self._directory.path)
         except OSError as error:
             self._reopen_boot_ms = boot_ms() + _REOPEN_MS
-            return self._storage_fault_in(error)
+            return self._recovery.storage_fault_in(error)
         return None
-
-    def _storage_fault_in(self, error: Exception) -> str | None:
-        return storage_fault(error, self._directory.path)
 
     def _designate(self, replicas: ReplicaTable, active: frozenset[TaskId]) -> None:
         now = boot_ms()

@@ -95,7 +95,7 @@ class Recovery:
         self.applier = Applier(
             changelog,
             policy.apply_records_per_second,
-            self._storage_fault_in,
+            self.storage_fault_in,
             self.handle,
             housekeeping,
             policy.headed,
@@ -105,7 +105,7 @@ class Recovery:
             policy.restore_processes,
             directory.path / ".restore",
             self.applier.post,
-            self._storage_fault_in,
+            self.storage_fault_in,
             self._copied,
             policy.schema_registry,
             policy.headed,
@@ -184,7 +184,8 @@ class Recovery:
         for replica in replicas:
             self._restore_if_far_behind(replica)
 
-    def _storage_fault_in(self, error: Exception) -> str | None:
+    def storage_fault_in(self, error: Exception) -> str | None:
+        """What the machine refuses, and the remedy, if that is behind an error."""
         return storage_fault(error, self._directory.path)
 
     def _takes_files(self, replica: Replica) -> bool:
@@ -423,7 +424,7 @@ class Recovery:
     def _try_again(self, replica: Replica, error: Exception) -> None:
         """Log why a rebuild cannot start, and postpone it."""
         tp = replica.topic_partition
-        found = replica.storage_fault = self._storage_fault_in(error)
+        found = replica.storage_fault = self.storage_fault_in(error)
         replica.failure = found or str(error) or repr(error)
         replica.retry_boot_ms = boot_ms() + _RETRY_MS
         replica.enter(ReplicaPhase.REBUILDING)

@@ -31,7 +31,6 @@ from forebay_worker.state.reserved_records import IDENTITY_KEY
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.state.store_factory import StoreFactory
-from forebay_worker.tasks.restore_process import write_sst
 from tests.support.cluster import wait_until
 from tests.support.disks import fill, small_disk
 
@@ -613,16 +612,6 @@ def test_malformed_checkpoint_costs_a_rebuild(opener, caplog):
     assert (store.committed_offset(TP), store.get(USER_TAG + b"a")) == (None, None)
     assert len(opener.directory.set_asides()) == 1
     assert "line 3" in caplog.text
-    store.close()
-
-
-def test_a_file_with_one_offset_is_not_ingested_over_several(tmp_path):
-    store = RocksDbStore("s", tmp_path / "s", MEMORY.options())
-    store.commit({TP: CommittedOffset(1, 1), OTHER: CommittedOffset(2, 2)})
-    write_sst(tmp_path / "file.sst", [[(USER_TAG + b"a", b"1")]], TP, CommittedOffset(3, 3))
-    with pytest.raises(ValueError, match="the store that of "):
-        store.ingest(tmp_path / "file.sst", TP, CommittedOffset(3, 3))
-    assert (store.get(USER_TAG + b"a"), store.committed_offset(OTHER).position) == (None, 2)
     store.close()
 
 
