@@ -16,7 +16,7 @@ from forebay.stored_keys import USER_TAG
 from forebay.stored_values import encode_version, stamp
 from forebay.unproven import UnprovenRanges
 from forebay_changelog import Batch, Heartbeat, Record
-from forebay_worker.tasks.record_check import BadRecord, first_bad_record, fitting, up_to_bad_record
+from forebay_worker.tasks.record_check import BadRecord, fitting, up_to_bad_record
 
 KEYS_ALL_CHECKED = 1_000
 """Keys of records up to this offset are all checked against the partitioner, then a sample."""
@@ -61,14 +61,11 @@ class Fold:
 
     def add(self, spec: StoreSpec, records: Sequence[Record]) -> None:
         """Fold records in, in offset order; heartbeats change no key, and a value that has expired deletes its
-        key. Raises ``BadRecord``."""
-        try:
-            self._add_changes(spec, records)
-            for record in records:
-                if record[4]:
-                    self._see_heartbeat(record[1], record[2], record[3])
-        except (TypeError, ValueError, OverflowError) as error:
-            raise first_bad_record(spec, records) or error from None
+        key. Raises any ``ValueError``, ``TypeError`` or ``OverflowError`` of a bad record."""
+        self._add_changes(spec, records)
+        for record in records:
+            if record[4]:
+                self._see_heartbeat(record[1], record[2], record[3])
 
     def _add_changes(self, spec: StoreSpec, records: Sequence[Record]) -> None:
         keys = spec.stored_keys
@@ -154,9 +151,11 @@ def fold_batch(spec: StoreSpec, before: CommittedOffset, batch: Batch) -> Folded
     fold = Fold.after(before)
     try:
         fold.add(spec, batch.records)
-    except BadRecord:
-        # What comes before it is applied all the same.
+    except (TypeError, ValueError, OverflowError):
+        # What comes before a bad record is applied all the same.
         batch, _, stopped_by = up_to_bad_record(spec, batch)
+        if stopped_by is None:
+            raise
         fold = Fold.after(before)
         fold.add(spec, batch.records)
     return FoldedBatch(batch, fold, skipped, stopped_by)

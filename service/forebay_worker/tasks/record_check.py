@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from forebay.codecs.values import all_fit, without_headers
@@ -74,26 +73,18 @@ def _up_to(batch: Batch, number: int) -> Batch:
     return batch._replace(records=batch.records[:number], position=batch.records[number][0], end_reached=False)
 
 
-def first_bad_record(spec: StoreSpec, records: Iterable[Record]) -> BadRecord | None:
-    """The message for the first record whose key the store cannot store, or that is a malformed heartbeat,
-    although the store is not declared external."""
-    for record in records:
+def up_to_bad_record(spec: StoreSpec, batch: Batch) -> Fitting:
+    """A batch of a store that is not external, cut before its first record whose key the store cannot store, or
+    that is a malformed heartbeat."""
+    for number, record in enumerate(batch.records):
         offset, key, value, _, heartbeat = record
         fault = _heartbeat_fault(key, value) if heartbeat else _key_fault(spec, record)
         if fault is not None:
             remedy = " If others than forebay write the topic, set external = true on the store."
-            return BadRecord(
+            error = BadRecord(
                 f"The record at offset {offset} of {spec.topic!r} does not fit the store {spec.name!r}: "
                 f"{fault}.{remedy if spec.latest_by is None else ''}"
             )
-    return None
-
-
-def up_to_bad_record(spec: StoreSpec, batch: Batch) -> Fitting:
-    """A batch of a store that is not external, cut before its first bad record."""
-    for number, record in enumerate(batch.records):
-        error = first_bad_record(spec, (record,))
-        if error is not None:
             return Fitting(_up_to(batch, number), 0, error)
     return Fitting(batch, 0, None)
 

@@ -2,6 +2,7 @@
 
 import base64
 import errno
+import re
 import struct
 import time
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks.applier_thread import Applier
 from forebay_worker.tasks.apply import apply_batch
 from forebay_worker.tasks.bulk_restore import BulkRestore
-from forebay_worker.tasks.folding import Fold, advance
+from forebay_worker.tasks.folding import Fold, advance, fold_batch
 from forebay_worker.tasks.record_check import BadRecord, fitting
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_events import EndReached, ReplicaEvent, RestoreEnded, RestoreEvent
@@ -287,9 +288,11 @@ def test_bulk_restore_leaves_a_bad_record_to_the_applier(log, replica, tmp_path)
 
 @pytest.mark.parametrize(("store", "key"), [(spec(), None), (spec("int64"), b"1234567")])
 def test_a_key_that_no_store_could_hold_says_how_to_get_past_it(store, key):
-    own = replace(store, external=False)
-    with pytest.raises(BadRecord, match=r"offset 8 of 'clicks' .* set external = true on the store"):
-        Fold({}, {}, None, set()).add(own, batch((b"12345678", b"1"), (key, b"1")).records)
+    own, read = replace(store, external=False), batch((b"12345678", b"1"), (key, b"1"))
+    folded = fold_batch(own, CommittedOffset(0), read)
+    assert isinstance(folded.stopped_by, BadRecord)
+    assert re.search(r"offset 8 of 'clicks' .* set external = true on the store", str(folded.stopped_by))
+    assert (folded.batch.records, folded.batch.position) == (read.records[:1], 8)
 
 
 def test_a_time_that_no_stored_key_can_hold_is_named():
