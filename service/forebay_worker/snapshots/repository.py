@@ -7,19 +7,19 @@ newest, and ``files/``, whose names are the SHA-256 of what they hold. What seve
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
-import re
 import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from forebay.clock import boot_ms, epoch_ms, time_text
 from forebay.errors import ConfigurationError
@@ -38,26 +38,23 @@ log = logging.getLogger(__name__)
 
 KEPT = 2
 """The newest snapshots of a partition that stay."""
-_FORMAT = 1
 _UNNAMED_KEPT_MS = 86_400_000
 """A file that no manifest names may be of one that is being saved."""
 _CLOCK_SLACK_MS = 60_000
 """A snapshot from further ahead is of a clock that was wrong."""
 _UNREACHABLE_FOR_MS = 60_000.0
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _PIECE_BYTES = 4 << 20
 _FILES_AT_ONCE = 4
 
 
-class SavedFile(NamedTuple):
+class SavedFile(Struct, frozen=True):
     """A file of a store in a snapshot."""
 
-    sha256: str
+    sha256: Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
     bytes: int
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(Struct, frozen=True, tag_field="format", tag=1):
     """What a snapshot consists of."""
 
     created_epoch_ms: int
@@ -67,30 +64,11 @@ class Manifest:
     """Afterwards its log may lack tombstones that were written since; None if it keeps all."""
     log: str | None
     """The identity of its log."""
-    files: Mapping[str, SavedFile]
-    format: int = _FORMAT
-
-    @classmethod
-    def of(cls, document: bytes) -> Manifest:
-        """A manifest as it was written; raises ``ValueError``, ``TypeError`` or ``KeyError``."""
-        members: dict[str, Any] = json.loads(document)
-        if members["format"] != _FORMAT:
-            raise ValueError(f"format {members['format']}")
-        files = {name: SavedFile(**file) for name, file in members["files"].items()}
-        if any(name != os.path.basename(name) or name.startswith(".") for name in files):
-            raise ValueError("files have names that are none")
-        if not all(_SHA256.fullmatch(file.sha256) for file in files.values()):
-            raise ValueError("files have digests that are none")
-        return cls(**{**members, "files": files})
+    files: Mapping[Annotated[str, Meta(pattern=r"\A[^./][^/]*\Z")], SavedFile]
 
     def is_of(self, log: str | None) -> bool:
         """Whether it may be of a log, as far as both are known."""
         return None in (log, self.log) or log == self.log
-
-    def document(self) -> bytes:
-        """The manifest in JSON."""
-        files = {name: file._asdict() for name, file in self.files.items()}
-        return json.dumps({**asdict(self), "files": files}, indent=1).encode()
 
 
 class SnapshotRepository:
@@ -150,7 +128,8 @@ class SnapshotRepository:
                 self._write(f"{directory}/files/{file.sha256}", content(name), pause)
                 written += file.bytes
         name = f"{manifest.created_epoch_ms:015d}-{secrets.token_hex(4)}.json"
-        self._write(f"{directory}/{name}", iter([manifest.document()]), pause)
+        document = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+        self._write(f"{directory}/{name}", iter([document]), pause)
         try:
             self._remove_old(directory)
         except OSError as error:
@@ -203,8 +182,9 @@ class SnapshotRepository:
         now_name = f"{int(epoch_ms()) + _CLOCK_SLACK_MS:015d}"
         for name in sorted(self._names(directory), key=lambda name: (name <= now_name, name), reverse=True):
             try:
-                yield name, Manifest.of(b"".join(self._read(f"{directory}/{name}")))
-            except (ValueError, TypeError, KeyError, AttributeError, FileNotFoundError) as error:
+                content = b"".join(self._read(f"{directory}/{name}"))
+                yield name, msgspec.json.decode(content, type=Manifest)
+            except (ValueError, FileNotFoundError) as error:
                 log.warning("%s/%s is no manifest of a snapshot: %r", directory, name, error)
 
     def _names(self, directory: str) -> list[str]:
