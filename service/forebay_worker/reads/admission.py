@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from forebay.clock import boot_ms, latest_epoch_ms
 from forebay.errors import (
@@ -46,7 +45,8 @@ from forebay.wire.parameters import ReadParameters
 from forebay_web.explanations import Explanation, explained
 from forebay_web.histogram import ServedLag
 from forebay_web.limits import Limit, Peer
-from forebay_worker.tasks.manager import ReplicaTable
+from forebay_worker.group.group_member import GroupMember
+from forebay_worker.tasks.manager import TaskManager
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_view import Doubt, ReplicaView, found_elsewhere
 
@@ -124,18 +124,6 @@ class Admitted:
         return max(self.expired_ms, wanted.clock_ms - ttl_ms)
 
 
-class _Tasks(Protocol):
-    replicas: ReplicaTable
-    """Those held now."""
-    doubts: Mapping[str, Doubt]
-    """What is wrong with the keys of stores, as replicas held here have found."""
-
-
-class _Membership(Protocol):
-    lease_until_boot_ms: float
-    """Until when the worker may be active."""
-
-
 class Admission:
     """Finds the replica of a partition and decides whether it may answer."""
 
@@ -144,8 +132,8 @@ class Admission:
         topology: Topology,
         metadata: StreamsMetadataState,
         host: str,
-        tasks: _Tasks,
-        membership: _Membership,
+        tasks: TaskManager,
+        membership: GroupMember,
         ceiling: Tolerance = UNLIMITED,
     ) -> None:
         self.stores = topology.stores

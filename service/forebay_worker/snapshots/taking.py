@@ -62,7 +62,7 @@ def _connecting() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class PeerCopier:
-    """The ``Copier`` of other workers' stores: ``holders`` names them, those to be asked first at the front."""
+    """Gets copies of other workers' stores: ``holders`` names them, those to be asked first at the front."""
 
     holders: Callable[[TopicPartition], Sequence[HostInfo]]
     token: Callable[[], bytes] | None
@@ -74,7 +74,10 @@ class PeerCopier:
     def copy(
         self, store: str, tp: TopicPartition, target: Path, stopped: Callable[[], bool], progress: CopyProgress
     ) -> str | None:
-        """Whoever fails costs a new beginning with the next."""
+        """Copy a partition of a store into a new directory; returns what was copied, None if nobody gives one.
+
+        Whoever fails costs a new beginning with the next. Raises ``OSError`` if the disk refuses.
+        """
         for host in self.holders(tp):
             try:
                 _Transfer(partial(self._connected, host), self._headers(), target, stopped, progress).run(

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TypeAlias
 
 from forebay.clock import boot_ms
 from forebay.linux import module_command, module_environment
@@ -39,7 +38,6 @@ from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreJob, RestoreReport
 
 log = logging.getLogger(__name__)
-CopyStore: TypeAlias = Callable[[Restoration, Path, Callable[[], bool]], str | None]
 MAX_BYTES_IN_MEMORY = 96 << 20
 """Bytes that one restore process collects before it writes a file."""
 _PATIENCE_S = 10.0
@@ -120,7 +118,7 @@ class BulkRestore:
         scratch: Path,
         post: HandleEvent,
         storage_fault: Callable[[Exception], str | None],
-        copy: CopyStore = lambda *_: None,
+        copy: Callable[[Restoration, Path, Callable[[], bool]], str | None],
         schema_registry: str | None = None,
         headed: Collection[str] = (),
     ) -> None:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forebay.clock import boot_ms
 from forebay.errors import ChangelogError
@@ -45,7 +46,10 @@ from forebay_worker.tasks.replica_events import (
     StoreDamaged,
 )
 from forebay_worker.tasks.replica_view import LostRecords
-from forebay_worker.tasks.restoration import Copier, CopyProgress, Restoration
+from forebay_worker.tasks.restoration import CopyProgress, Restoration
+
+if TYPE_CHECKING:
+    from forebay_worker.snapshots.taking import PeerCopier
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +72,7 @@ class RecoveryPolicy:
 
     apply_records_per_second: int
     restore_processes: int
-    copier: Copier | None = None
+    copier: PeerCopier | None = None
     """Gets copies of other workers' stores, None if none may be had."""
     schema_registry: str | None = None
     """The URL of the registry that has the schemas of values."""

@@ -71,7 +71,7 @@ class Restore:
         self.replica = Replica.opened(spec, TaskId(0, 0), store)
         self.done: list[Restoration] = []
         self._lock = threading.Lock()
-        self.bulk = BulkRestore(changelog.url, 1, directory / "scratch", self._take, repr)
+        self.bulk = BulkRestore(changelog.url, 1, directory / "scratch", self._take, repr, lambda *_: None)
 
     def _take(self, event: RestoreEvent) -> None:
         with self._lock:

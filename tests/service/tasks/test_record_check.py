@@ -272,7 +272,7 @@ def test_bulk_restore_leaves_a_bad_record_to_the_applier(log, replica, tmp_path)
         if isinstance(event, RestoreEnded):
             done.append(event)
 
-    bulk = BulkRestore(log.changelog.url, 1, tmp_path / "scratch", take, repr)
+    bulk = BulkRestore(log.changelog.url, 1, tmp_path / "scratch", take, repr, lambda *_: None)
     try:
         bulk.submit(replica)
         wait_until(lambda: done, "the end of the job")
