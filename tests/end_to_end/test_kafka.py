@@ -349,7 +349,7 @@ def metric(address: str, name: str, **labels: str) -> float:
 
 
 def test_open_transaction_shows_as_time_lag(kafka_cluster):
-    """The transaction is of another producer, and a line of log names it."""
+    """The transaction is of another producer, and a finding names its partition."""
     cluster = kafka_cluster
     put_all(cluster, "old")
     spec = cluster.topology.stores["counts"]
@@ -380,11 +380,21 @@ def test_open_transaction_shows_as_time_lag(kafka_cluster):
     cluster.start_worker(address)
     wait_until(lambda: read(address, held, require_active="true").status_code == 200, "the role")
     assert read(address, held, max_time_lag_ms=1_000).status_code == 412
-    wait_until(lambda: f"{spec.topic}-{partition}: a transaction has been open" in cluster.logs(), "a line of log")
+    wait_until(lambda: open_transactions(address), "the finding")
+    [finding] = open_transactions(address)
+    assert (finding["severity"], finding["store"], finding["partitions"]) == ("warning", "counts", [partition])
+    assert "a transaction has been open" in finding["detail"]
+    assert f"describe-producers --topic {spec.topic} --partition {partition}" in finding["remedy"]
 
     producer.commit_transaction(10)
     wait_until(lambda: read(address, held, max_time_lag_ms=1_000).status_code == 200, "the transaction's end")
     assert read(address, held).json()["value"] == "new"
+    wait_until(lambda: not open_transactions(address), "the end of the finding")
+
+
+def open_transactions(address: str) -> list[dict[str, Any]]:
+    found = httpx.get(f"http://{address}/v1/health").json()["findings"]
+    return [one for one in found if one["kind"] == "transaction-open"]
 
 
 def failure(address: str) -> str:

@@ -32,8 +32,6 @@ _MAX_PAUSE_S = 0.02
 """However long the work took, such as the start of a rebuild."""
 _MIN_TURN_S = 0.002
 """From one poll of a log that flows to the next at least: what comes together is committed together."""
-LONG_OPEN_MS = 10_000.0
-"""A transaction that is open for longer than this is logged."""
 MAX_RECORDS_PER_POLL = 2_000
 RECORDS_PER_COMMIT = 128
 """A commit of so many takes a quarter of a millisecond, during which no read is answered."""
@@ -80,37 +78,6 @@ class ReaderYield:
         return min(max(_MIN_TURN_S, used_s * _PAUSE_BY_WORK), _MAX_PAUSE_S)
 
 
-class OpenTransactions:
-    """Logs once that a transaction stays open at the end of a partition, and that it was ended."""
-
-    def __init__(self) -> None:
-        self._logged: set[TopicPartition] = set()
-
-    def note(self, replica: Replica, now_boot_ms: float) -> None:
-        """Look at a replica's newest observation of its log's end."""
-        tp, open_ms = replica.topic_partition, replica.open_transaction_ms(now_boot_ms)
-        if open_ms < LONG_OPEN_MS:
-            if tp in self._logged:
-                self._logged.discard(tp)
-                log.info("%s: the transaction that held it back was ended", tp)
-        elif tp not in self._logged:
-            self._logged.add(tp)
-            log.warning(
-                "%s: a transaction has been open at offset %s for %.0f s: the %s offsets from there on are not "
-                "served until its producer ends it, and time lag grows. kafka-transactions.sh describe-producers "
-                "--topic %s --partition %d names the producer; find-hanging and abort end what was left open.",
-                tp,
-                replica.view.progress.end_offset,
-                open_ms / 1000,
-                replica.view.progress.open_transaction_records,
-                *tp,
-            )
-
-    def forget(self, topic_partition: TopicPartition) -> None:
-        """A partition that is no longer followed."""
-        self._logged.discard(topic_partition)
-
-
 class Applier:
     """Polls the changelog and applies what it finds, in batches small enough that readers are not held up.
 
@@ -140,7 +107,6 @@ class Applier:
         self._replicas: dict[TopicPartition, Replica] = {}
         """Those that follow their logs, or are suspended."""
         self._logged = LogThrottle()
-        self._open_transactions = OpenTransactions()
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._wake = Wake()
         self._yield = ReaderYield()
@@ -186,7 +152,6 @@ class Applier:
         """Stop applying a replica's log; in the applier's thread."""
         self._replicas.pop(replica.topic_partition, None)
         replica.storage_fault = replica.read_failure = None
-        self._open_transactions.forget(replica.topic_partition)
         self._consumer.unassign(replica.topic_partition)
 
     def _run(self) -> None:
@@ -248,7 +213,6 @@ class Applier:
             self._give_up_for_now(replica, error, batch.end)
             return False
         replica.storage_fault = None
-        self._open_transactions.note(replica, boot_ms())
         return applied
 
     def apply(self, replica: Replica, batch: Batch) -> bool:

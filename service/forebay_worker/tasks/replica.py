@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from forebay.clock import boot_ms
 from forebay.lag import EMPTY_PROGRESS, EndOffsets
 from forebay.state_store import StateStore
 from forebay.store_spec import StoreSpec
@@ -27,6 +28,12 @@ _CHECKPOINT_BY_TOMBSTONE_LIFE = 0.1
 NO_EPOCHS = (
     "The log's records have no epochs, so it cannot prove that it is the one that was left when a worker starts. "
     "Upgrade the brokers, and the topic's message format, to Kafka 0.11 or later."
+)
+_LONG_OPEN_MS = 10_000.0
+_TRANSACTION_OPEN = (
+    "a transaction has been open for more than ten seconds, so nothing after its first record is served. "
+    "kafka-transactions.sh describe-producers --topic {} --partition {} names the producer. find-hanging and "
+    "abort end what was left open."
 )
 _END_KNOWN_FOR_MS = 2_000.0
 """An end observed more recently is known, though the records before it cannot be read."""
@@ -211,6 +218,8 @@ class Replica:
         found = dict(self.log_notices) if doubt is None else {**self.log_notices, doubt.problem.name: doubt.text}
         if self.proves_itself is False:
             found["log-without-epochs"] = NO_EPOCHS
+        if self.open_transaction_ms(boot_ms()) > _LONG_OPEN_MS:
+            found["transaction-open"] = _TRANSACTION_OPEN.format(*self.topic_partition)
         return found
 
     def note_read_failure(self, reason: str | None, now_boot_ms: float) -> None:

@@ -9,7 +9,6 @@ from forebay.task_ids import TaskId
 from forebay_changelog import Batch
 from forebay_worker.reads.admission import role_of
 from forebay_worker.state.memory import MemoryStore
-from forebay_worker.tasks.applier_thread import OpenTransactions
 from forebay_worker.tasks.apply import apply_batch, progress_at_open, resume
 from forebay_worker.tasks.replica import Replica
 from tests.service.tasks.test_apply import SPEC, TP, batch
@@ -69,22 +68,20 @@ def test_open_transaction_is_time_lag_after_a_restart():
     assert progress.end_reached_boot_ms == 49_990.0
 
 
-def test_lasting_transaction_is_logged_once_and_at_its_end(caplog, pass_time):
-    caplog.set_level("INFO")
-    replica, noted = Replica.opened(SPEC, TaskId(0, 0), MemoryStore("s")), OpenTransactions()
+def test_lasting_transaction_is_a_notice_until_it_ends(pass_time):
+    """Its text stays the same, so that it is one and the same notice to who compares them."""
+    replica, found = Replica.opened(SPEC, TaskId(0, 0), MemoryStore("s")), []
     apply_batch(replica, batch(1, (b"a", b"1", False)))
-    for _ in range(4):
+    for _ in range(5):
         apply_batch(replica, behind_a_transaction(1, 4))
-        noted.note(replica, boot_ms())
+        found.append(replica.notices.get("transaction-open"))
         pass_time(4_000)
-    caplog.records[:] = [record for record in caplog.records if "no epochs" not in record.message]
-    [line] = caplog.messages
-    assert f"{TP}: a transaction has been open at offset 1 for 12 s: the 3 offsets" in line
-    assert f"describe-producers --topic {TP.topic} --partition 0" in line
+    assert found[:3] == [None] * 3
+    assert found[3] == found[4]
+    assert "a transaction has been open for more than ten seconds" in found[3]
+    assert f"describe-producers --topic {TP.topic} --partition 0" in found[3]
     apply_batch(replica, batch(4))
-    noted.note(replica, boot_ms())
-    noted.note(replica, boot_ms())
-    assert caplog.messages[1:] == [f"{TP}: the transaction that held it back was ended"]
+    assert "transaction-open" not in replica.notices
 
 
 def test_successive_transactions_are_not_a_lasting_one(pass_time):

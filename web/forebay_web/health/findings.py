@@ -102,7 +102,7 @@ _RULES = (
     ),
 )
 _SEE_TROUBLESHOOTING = "docs/troubleshooting.md describes the remedy for each cause."
-_WARNINGS = frozenset({"topic-keeps-expired", "entries-unproven", "log-without-epochs", "writes-unreported"})
+_MINOR = {"topic-keeps-expired", "entries-unproven", "log-without-epochs", "transaction-open", "writes-unreported"}
 _MAX_SILENT = 8
 _MAX_NAMED = 5
 
@@ -139,7 +139,7 @@ def _failures(survey: StoreSurvey) -> Iterator[Finding]:
 def _notices(survey: StoreSurvey) -> Iterator[Finding]:
     for kind, (partition, replica) in sorted(survey.notices.items()):
         message = f"{survey.store}-{partition} on {replica.host}: {replica.notices[kind]}"
-        severity: Severity = "warning" if kind in _WARNINGS else "error"
+        severity: Severity = "warning" if kind in _MINOR else "error"
         yield Finding.of_message(kind, severity, message, _SEE_TROUBLESHOOTING, survey.store, (partition,))
 
 
