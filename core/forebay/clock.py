@@ -20,17 +20,6 @@ def epoch_ms() -> float:
     return time.time() * 1000.0
 
 
-_offset_at_start_ms = epoch_ms() - boot_ms()
-
-
-def steady_epoch_ms() -> float:
-    """The wall clock as it was at the start, and as if nobody had set it since.
-
-    For delays that outlast the process: a clock that is put right must not end them.
-    """
-    return boot_ms() + _offset_at_start_ms
-
-
 _largest_offset_ms = -math.inf
 
 

@@ -259,7 +259,7 @@ class WorkerSettings(TierSettings):
     )
     state_cleanup_delay_ms: int = setting(
         "How long the state of a released task, or of a store that left the topology, is kept on disk. It counts "
-        "from the release, whatever restarts follow.",
+        "from the release, or from the worker's start if that is later.",
         600_000,
     )
     record_lag_ceiling: int | None = setting(

@@ -470,7 +470,7 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
             "state-deleted-in-use",
             "the cleanup delay counts from when a task was last wanted",
             "forebay_worker.tasks.task_cleanup:TaskCleanup.delete_due",
-            "self._since_epoch_ms.keys() & {_ReleasedTask(task) for task in wanted}",
+            "self._since_boot_ms.keys() & {_ReleasedTask(task) for task in wanted}",
             "()",
             "service/tasks/test_manager.py::test_cleanup_delay_counts_from_the_last_assignment",
         ),

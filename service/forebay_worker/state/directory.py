@@ -19,7 +19,7 @@ from forebay.errors import AccessDenied, ConfigurationError, StateDirectoryLocke
 from forebay.file_access import denial, read_regular
 from forebay.task_ids import TaskId
 from forebay_worker.state import layout
-from forebay_worker.state.fsync import copy_durably, replace_file, sync_directory, write_durably
+from forebay_worker.state.fsync import copy_durably, sync_directory, write_durably
 from forebay_worker.state.inspection import IDENTITY_NAME
 
 log = logging.getLogger(__name__)
@@ -174,10 +174,6 @@ class StateDirectory:
         except (FileNotFoundError, ValueError, RecursionError):
             return {}
         return document if isinstance(document, dict) else {}
-
-    def write_document(self, name: str, document: dict[str, Any]) -> None:
-        """Replace it as a whole, though not durably; raises ``OSError``."""
-        replace_file(self.path / name, json.dumps(document))
 
     def _finish_deletions(self) -> None:
         """Before anything takes what is left for stores. One that cannot be deleted is not opened either."""

@@ -44,12 +44,11 @@ def create_file(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
-def replace_file(path: Path, text: str, *, durably: bool = False, modified_epoch_ms: float | None = None) -> None:
-    """Replace a file atomically: readers find the old or the new contents; raises ``OSError``.
+def write_durably(path: Path, text: str, modified_epoch_ms: float | None = None) -> None:
+    """Replace a file atomically: readers find the old or the new contents, even after a crash; raises ``OSError``.
 
-    The new text is drafted in ``<path>.tmp``, which two writers must not use at once. ``durably`` has it on disk
-    before it takes the place of the old one. ``modified_epoch_ms`` is the time that the new file has, now if not
-    given.
+    The new text is drafted in ``<path>.tmp``, which two writers must not use at once. ``modified_epoch_ms`` is the
+    time that the new file has, now if not given.
     """
     draft = path.with_name(path.name + ".tmp")
     with open(create_file(draft), "w", encoding="utf-8", newline="") as file:
@@ -57,17 +56,8 @@ def replace_file(path: Path, text: str, *, durably: bool = False, modified_epoch
         file.flush()
         if modified_epoch_ms is not None:
             os.utime(file.fileno(), (modified_epoch_ms / 1000, modified_epoch_ms / 1000))
-        if durably:
-            os.fsync(file.fileno())
+        os.fsync(file.fileno())
     os.replace(draft, path)
-
-
-def write_durably(path: Path, text: str, modified_epoch_ms: float | None = None) -> None:
-    """Replace a file so that it is found, the old or the new one, even after a crash; raises ``OSError``.
-
-    ``modified_epoch_ms`` is as for ``replace_file``.
-    """
-    replace_file(path, text, durably=True, modified_epoch_ms=modified_epoch_ms)
     sync_directory(path.parent)
 
 

@@ -92,7 +92,8 @@ class TaskManager:
         strays = [(task, store) for task, store in found if not self._belongs(task, store)]
         on_disk = {task for task, store in found if (task, store) not in strays}
         self._never_opened = set(on_disk)
-        self._cleanup.load(on_disk, strays)
+        for task, store in strays:
+            self._cleanup.add(task, store)
         self.bulk_restore.delete_leftovers()
         self._directory.delete_leftovers()
         self._on_disk.load(read_positions(self._directory, self._topology))
@@ -190,7 +191,6 @@ class TaskManager:
         if self._is_assigned and not self._is_stopping:
             for task in released:
                 self._cleanup.add(task)
-            self._cleanup.save()
         until = boot_ms() + _OPENING_TURN_MS
         missing = tasks - {replica.task for replica in self.replicas.values()} - self._unopenable.keys()
         if not self._unopenable:
@@ -208,10 +208,6 @@ class TaskManager:
                 break
         else:
             self._unopened = None if missing else self._unopened and self._refusal()
-        if self._is_assigned and not self._is_stopping:
-            for task in {replica.task for replica in self.replicas.values()} & self._assigned[0]:
-                self._cleanup.discard(task)
-            self._cleanup.save()
         # The latest request counts: a role that was lost must not come back.
         with self._designating:
             self._designate(self.replicas, self._assigned[1])
@@ -256,6 +252,7 @@ class TaskManager:
             return not everywhere
         self.replicas = {**self.replicas, **opened}
         self._never_opened.discard(task)
+        self._cleanup.discard(task)
         self._on_disk.drop(task)
         return True
 

@@ -194,7 +194,6 @@ def test_a_released_task_is_whole_or_gone(tmp_path):
         on_disk = OffsetCache()
         on_disk.load(read_positions(directory, TOPOLOGY))
         released = TaskCleanup(directory, TOPOLOGY, on_disk, delay_ms=0)
-        released.load([TASK], [])
         released.add(TASK)
         return released
 

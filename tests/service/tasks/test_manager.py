@@ -1,7 +1,6 @@
 """The tasks that a worker holds, and its report of its disk, from start to stop."""
 
 import errno
-import json
 import logging
 import subprocess
 import sys
@@ -241,7 +240,7 @@ def test_what_could_not_be_deleted_is_deleted_later(tmp_path, changelog, monkeyp
 
 def test_cleanup_delay_counts_from_the_last_assignment(tmp_path, monkeypatch):
     now_ms = [0.0]
-    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.steady_epoch_ms", lambda: now_ms[0])
+    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.boot_ms", lambda: now_ms[0])
     directory = StateDirectory(tmp_path / "state", "app")
     left = directory.store_path(TASKS[0], "a")
     left.mkdir(parents=True)
@@ -254,25 +253,29 @@ def test_cleanup_delay_counts_from_the_last_assignment(tmp_path, monkeypatch):
     directory.close()
 
 
-def test_cleanup_delay_counts_across_restarts(tmp_path, changelog, monkeypatch):
+def test_cleanup_delay_counts_anew_from_a_start(tmp_path, changelog, monkeypatch):
     now_ms = [1_000_000.0]
-    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.steady_epoch_ms", lambda: now_ms[0])
+    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.boot_ms", lambda: now_ms[0])
     fill(tmp_path, changelog)
     state = tmp_path / "state" / "app" / str(TASKS[0])
+
+    def is_deleted() -> bool:
+        now_ms[0] += 599_999
+        return not state.exists()
+
     for _ in range(3):
+        assert not is_deleted()
         with started(tmp_path, changelog, StoreFactory) as manager:
             manager.hold(TASKS[1:], ())
             wait_until(lambda: manager.matches_assignment, "the assignment")
-            assert state.exists()
-        now_ms[0] += 250_000
     with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS[1:], ())
-        wait_until(lambda: not state.exists(), "the deletion")
+        wait_until(is_deleted, "the deletion")
 
 
 def test_state_held_until_the_end_is_not_deleted_at_the_start(tmp_path, changelog, monkeypatch):
     now_ms = [1_000_000.0]
-    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.steady_epoch_ms", lambda: now_ms[0])
+    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.boot_ms", lambda: now_ms[0])
     fill(tmp_path, changelog)
     now_ms[0] += 10_000_000
     with started(tmp_path, changelog, StoreFactory) as manager:
@@ -285,53 +288,23 @@ def test_state_held_until_the_end_is_not_deleted_at_the_start(tmp_path, changelo
         assert len(list((tmp_path / "state" / "app").glob("0_*"))) == PARTITIONS
 
 
-def test_a_release_does_not_count_for_stores_that_were_moved_there(tmp_path, monkeypatch):
-    """With another order of sub-topologies, another store lies in the task's directory."""
-    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.steady_epoch_ms", lambda: 1_000_000.0)
-    directory = StateDirectory(tmp_path / "state", "app")
-    state = directory.store_path(TASKS[0], "a")
-    state.mkdir(parents=True)
-    for stores, kept in ((["a"], False), (["b"], True)):
-        state.mkdir(parents=True, exist_ok=True)
-        row = [*TASKS[0], "", 0.0, stores]
-        (directory.path / "released.json").write_text(json.dumps({"released": [row]}))
-        cleanup = TaskCleanup(directory, TOPOLOGY, OffsetCache(), 600_000)
-        cleanup.load(TASKS[:1], ())
-        cleanup.delete_due(())
-        assert state.exists() is kept
-    directory.close()
-
-
 def test_store_outside_the_topology_is_deleted_when_due(tmp_path, changelog, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     now_ms = [1_000_000.0]
-    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.steady_epoch_ms", lambda: now_ms[0])
+    monkeypatch.setattr("forebay_worker.tasks.task_cleanup.boot_ms", lambda: now_ms[0])
     fill(tmp_path, changelog)
     stray = tmp_path / "state" / "app" / str(TASKS[0]) / "rocksdb" / "gone"
     stray.mkdir(parents=True)
-    for _ in range(2):
-        with started(tmp_path, changelog, StoreFactory) as manager:
-            manager.hold(TASKS, ())
-            wait_until(lambda: manager.matches_assignment, "the assignment")
-            assert stray.exists()
-        now_ms[0] += 300_001
-    assert "0_0/gone does not belong to this topology: it is not opened, and deleted after" in caplog.text
     with started(tmp_path, changelog, StoreFactory) as manager:
-        assert stray.exists()
+        now_ms[0] += 599_999
         manager.hold(TASKS, ())
+        wait_until(lambda: manager.matches_assignment, "the assignment")
+        assert stray.exists()
+        assert "0_0/gone does not belong to this topology: it is not opened, and deleted after" in caplog.text
+        now_ms[0] += 1
         wait_until(lambda: not stray.exists(), "the deletion")
         wait_until(lambda: "0_0/gone, which the topology has had no place for" in caplog.text, "its log line")
         assert (stray.parent / "a").exists()
-
-
-@pytest.mark.parametrize("written", ["[]", "x", '{"released": 5}', '{"released": [[0, 0], ["a", 0, "", 1]]}'])
-def test_damaged_release_record_restarts_the_delay(tmp_path, changelog, written):
-    fill(tmp_path, changelog)
-    (tmp_path / "state" / "app" / "released.json").write_text(written)
-    with started(tmp_path, changelog, StoreFactory, cleanup_ms=50) as manager:
-        manager.hold(TASKS[:1], ())
-        state = tmp_path / "state" / "app"
-        wait_until(lambda: [path.name for path in state.glob("0_*")] == [str(TASKS[0])], "the others' deletion")
 
 
 @pytest.mark.parametrize(("supplier", "counts"), [("rocksdb", True), ("memory", False)])
