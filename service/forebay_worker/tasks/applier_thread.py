@@ -19,7 +19,6 @@ from forebay_changelog import Batch, Changelog, Consumer, Wake
 from forebay_worker.tasks.apply import apply_batch, checkpoint_caught_up, observe_end, resume
 from forebay_worker.tasks.phases import ReplicaPhase
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.tasks.replica_events import EndReached, HandleEvent, ReplicaEvent, StoreDamaged
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +83,8 @@ class Applier:
     ``records_per_second`` limits the pace over all replicas; 0 means no limit. ``storage_fault(error)`` describes
     the machine's refusal behind an error, None if there is none. ``headed`` are the topics whose records are kept
     with their headers. Called in the applier's thread are
-    ``handle(event)``, for its own events and those that others ``post``, and ``housekeeping()`` a few times a
-    second.
+    ``on_damaged(replica, error)`` for a store that is found damaged, ``on_end_reached(replica)`` once a replica
+    reaches an end of its log for the first time, and ``housekeeping()`` a few times a second.
     """
 
     def __init__(
@@ -93,7 +92,8 @@ class Applier:
         changelog: Changelog,
         records_per_second: int,
         storage_fault: Callable[[Exception], str | None],
-        handle: HandleEvent,
+        on_damaged: Callable[[Replica, StoreCorrupted], None],
+        on_end_reached: Callable[[Replica], None],
         housekeeping: Callable[[], None],
         headed: Collection[str] = (),
     ) -> None:
@@ -101,7 +101,8 @@ class Applier:
         self._current_due_boot_ms = 0.0
         self._records_per_second = records_per_second
         self._storage_fault = storage_fault
-        self._handle = handle
+        self._on_damaged = on_damaged
+        self._on_end_reached = on_end_reached
         self._housekeeping = housekeeping
         self._housekept_boot_ms = 0.0
         self._replicas: dict[TopicPartition, Replica] = {}
@@ -135,10 +136,6 @@ class Applier:
 
         self._commands.put(safely)
         self._wake.set()
-
-    def post(self, event: ReplicaEvent) -> None:
-        """Have an event handled in the applier's thread, between two batches."""
-        self.run(lambda: self._handle(event))
 
     def follow(self, replica: Replica) -> None:
         """Apply a replica's log from its committed offset on; in the applier's thread."""
@@ -222,7 +219,7 @@ class Applier:
             with self._restored_reported(replica):
                 apply_batch(replica, batch)
         except StoreCorrupted as corrupted:
-            self._handle(StoreDamaged.of(replica, corrupted))
+            self._on_damaged(replica, corrupted)
             return False
         return True
 
@@ -233,12 +230,12 @@ class Applier:
             yield
         finally:
             if replica.view.restored and not restored:
-                self._handle(EndReached(replica))
+                self._on_end_reached(replica)
 
     def _give_up_for_now(self, replica: Replica, error: Exception, end: EndOffset) -> None:
         """What was applied is still served; the rest is retried, and the lag grows meanwhile."""
         if isinstance(error, StoreCorrupted):
-            self._handle(StoreDamaged.of(replica, error))
+            self._on_damaged(replica, error)
             return
         tp = replica.topic_partition
         storage_fault = self._storage_fault(error)

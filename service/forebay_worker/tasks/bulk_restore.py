@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -26,14 +27,6 @@ from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.task_ids import TopicPartition
 from forebay_worker.state.rocksdb import RocksDbStore
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.tasks.replica_events import (
-    CopyMade,
-    FileMade,
-    HandleEvent,
-    RestoreEnded,
-    RestoreEvent,
-    RestoreFailed,
-)
 from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreJob, RestoreReport
 
@@ -105,10 +98,12 @@ def ingest(restoration: Restoration, report: RestoreReport) -> bool:
 class BulkRestore:
     """A few restore processes and the queue of replicas that wait for one.
 
-    ``post(event)`` has an event handled in the applier's thread; those of restores come back to ``take``.
-    ``copy(restoration, path, stopped)`` copies another worker's store or a snapshot to a path instead, if there is
-    one, and returns what it copied.
+    ``in_applier(function)`` runs a function in the applier's thread.
     ``storage_fault(error)`` describes the machine's refusal behind an error, None if there is none.
+    ``copy(restoration, path, stopped)`` copies another worker's store or a snapshot to a path instead, if there is
+    one, and returns what it copied. Called in the applier's thread are ``on_copied(restoration, path, source)``,
+    ``on_ended(restoration)`` for a restore that came to its end or was given up, and
+    ``on_damaged(replica, error)`` for a store that is found damaged.
     """
 
     def __init__(
@@ -116,19 +111,25 @@ class BulkRestore:
         changelog_url: str,
         processes: int,
         scratch: Path,
-        post: HandleEvent,
+        in_applier: Callable[[Callable[[], None]], None],
         storage_fault: Callable[[Exception], str | None],
         copy: Callable[[Restoration, Path, Callable[[], bool]], str | None],
+        on_copied: Callable[[Restoration, Path, str], None],
+        on_ended: Callable[[Restoration], None],
+        on_damaged: Callable[[Replica, StoreCorrupted], None],
         schema_registry: str | None = None,
         headed: Collection[str] = (),
     ) -> None:
         self._headed = sorted(headed)
         self._schema_registry = schema_registry
         self._copy = copy
+        self._on_copied = on_copied
+        self._on_ended = on_ended
+        self._on_damaged = on_damaged
         self._changelog_url = changelog_url
         self._processes = processes
         self._scratch = scratch
-        self._post = post
+        self._in_applier = in_applier
         self._storage_fault = storage_fault
         self._numbers = itertools.count(1)
         self._waiting: deque[Restoration] = deque()
@@ -234,7 +235,7 @@ class BulkRestore:
                     child = None
                     self._delete_files(restoration)
             if restored or restoration.given_up:
-                self._post(RestoreEnded(restoration))
+                self._in_applier(partial(self._finish, restoration))
                 continue
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping, timeout=restoration.retry_s)
@@ -259,7 +260,7 @@ class BulkRestore:
             restoration.copy = None
             shutil.rmtree(path, ignore_errors=True)
             return False
-        self._post(CopyMade(restoration, path, source))
+        self._in_applier(partial(self._on_copied, restoration, path, source))
         return True
 
     def _delete_files(self, restoration: Restoration) -> None:
@@ -279,7 +280,7 @@ class BulkRestore:
 
     def _fail(self, restoration: Restoration, reason: str, storage_fault: str | None = None) -> None:
         log.error("restoring %s: %s; it will be retried", _name(restoration), reason)
-        self._post(RestoreFailed(restoration, reason, storage_fault))
+        self._in_applier(partial(self._note_failure, restoration, reason, storage_fault))
 
     def _restored(self, child: subprocess.Popen[str], restoration: Restoration) -> bool:
         try:
@@ -330,32 +331,39 @@ class BulkRestore:
     def _ingest_in_applier(self, restoration: Restoration, report: RestoreReport) -> bool:
         """Pass a file to the applier's thread and wait, so that at most one file waits per process."""
         settled: SimpleQueue[bool] = SimpleQueue()
-        self._post(FileMade(restoration, report, settled.put))
+        self._in_applier(partial(self._take_file, restoration, report, settled.put))
         while not self._stopping:
             with contextlib.suppress(Empty):
                 return settled.get(timeout=_STOP_CHECK_S)
         return False
 
-    def take(self, event: RestoreEvent) -> None:
-        """Take over what became of a restore; in the applier's thread. Raises ``StoreCorrupted``."""
-        match event:
-            case FileMade(restoration, report, settled):
-                fits = False
-                try:
-                    fits = ingest(restoration, report)
-                except StoreCorrupted:
-                    raise
-                except Exception as error:
-                    self._refuse(restoration, error)
-                finally:
-                    settled(fits)
-            case RestoreFailed(restoration, reason, storage_fault):
-                if not restoration.cancelled:
-                    replica = restoration.replica
-                    replica.failure, replica.storage_fault = reason, storage_fault
-            case RestoreEnded(restoration):
-                if not restoration.cancelled:
-                    del self.restorations[restoration.replica.topic_partition]
+    def _take_file(self, restoration: Restoration, report: RestoreReport, settled: Callable[[bool], None]) -> None:
+        try:
+            self._settle(restoration, report, settled)
+        except StoreCorrupted as corrupted:
+            self._on_damaged(restoration.replica, corrupted)
+
+    def _settle(self, restoration: Restoration, report: RestoreReport, settled: Callable[[bool], None]) -> None:
+        """Ingest a file; ``settled`` is told whether its job may go on. Raises ``StoreCorrupted``."""
+        fits = False
+        try:
+            fits = ingest(restoration, report)
+        except StoreCorrupted:
+            raise
+        except Exception as error:
+            self._refuse(restoration, error)
+        finally:
+            settled(fits)
+
+    def _note_failure(self, restoration: Restoration, reason: str, storage_fault: str | None) -> None:
+        if not restoration.cancelled:
+            replica = restoration.replica
+            replica.failure, replica.storage_fault = reason, storage_fault
+
+    def _finish(self, restoration: Restoration) -> None:
+        if not restoration.cancelled:
+            del self.restorations[restoration.replica.topic_partition]
+            self._on_ended(restoration)
 
     def _refuse(self, restoration: Restoration, error: Exception) -> None:
         """Note why a file could not be ingested."""

@@ -13,7 +13,6 @@ from forebay.state_store import StateStore, StoreCorrupted
 from forebay.stored_keys import END_OF_USER_KEYS, RESERVED_TAG, USER_TAG
 from forebay.task_ids import TopicPartition
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.tasks.replica_events import HandleEvent, StoreDamaged
 
 log = logging.getLogger(__name__)
 
@@ -126,12 +125,16 @@ def _sweep_superseded(replica: Replica, walk: _Walk) -> int:
 class Sweeper:
     """Deletes what is past retention, replica by replica; in the applier's thread.
 
-    ``handle(event)`` is called if a store is found damaged; ``storage_fault(error)`` describes the machine's
-    refusal behind an error, None if there is none.
+    ``on_damaged(replica, error)`` is called if a store is found damaged; ``storage_fault(error)`` describes the
+    machine's refusal behind an error, None if there is none.
     """
 
-    def __init__(self, handle: HandleEvent, storage_fault: Callable[[Exception], str | None]) -> None:
-        self._handle = handle
+    def __init__(
+        self,
+        on_damaged: Callable[[Replica, StoreCorrupted], None],
+        storage_fault: Callable[[Exception], str | None],
+    ) -> None:
+        self._on_damaged = on_damaged
         self._storage_fault = storage_fault
         self._to_sweep: deque[Replica] = deque()
         self._failed: set[TopicPartition] = set()
@@ -160,7 +163,7 @@ class Sweeper:
         try:
             removed = sweep(replica)
         except StoreCorrupted as error:
-            self._handle(StoreDamaged.of(replica, error))
+            self._on_damaged(replica, error)
             return 0
         except Exception as error:
             if tp not in self._failed:

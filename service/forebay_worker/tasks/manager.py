@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from forebay.clock import boot_ms
@@ -22,7 +23,6 @@ from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.expiry import Sweeper
 from forebay_worker.tasks.recovery import Recovery, RecoveryPolicy
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.tasks.replica_events import StoreDamaged
 from forebay_worker.tasks.replica_view import Doubt
 from forebay_worker.tasks.task_cleanup import TaskCleanup
 
@@ -74,7 +74,7 @@ class TaskManager:
         """Held while roles are given by what is assigned: by a former assignment none must come back."""
         self._on_disk = OffsetCache()
         self._cleanup = TaskCleanup(directory, topology, self._on_disk, state_cleanup_delay_ms)
-        self._sweeper = Sweeper(self._recovery.handle, self._recovery.storage_fault_in)
+        self._sweeper = Sweeper(self._recovery.on_damaged, self._recovery.storage_fault_in)
         self._is_assigned = False
         """Whether an assignment said what to hold: until then nothing is known to be released."""
         self._is_stopping = False
@@ -287,7 +287,7 @@ class TaskManager:
         return replica
 
     def _report_damage(self, replica: Replica, store: StateStore, reason: str) -> None:
-        self.applier.post(StoreDamaged(replica, reason, store))
+        self.applier.run(partial(self._recovery.on_unreadable, replica, store, reason))
 
     def _close(self, replica: Replica) -> None:
         self._sweeper.forget(replica)

@@ -11,9 +11,11 @@ import dataclasses
 import logging
 import os
 import shutil
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,19 +34,9 @@ from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.applier_thread import Applier
 from forebay_worker.tasks.apply import observe_end
 from forebay_worker.tasks.bulk_restore import BulkRestore
-from forebay_worker.tasks.log_continuity import replaced_log
+from forebay_worker.tasks.log_continuity import NotContinued, replaced_log
 from forebay_worker.tasks.phases import ReplicaPhase
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.tasks.replica_events import (
-    CopyMade,
-    EndReached,
-    FileMade,
-    PredecessorDamaged,
-    ReplicaEvent,
-    RestoreEnded,
-    RestoreFailed,
-    StoreDamaged,
-)
 from forebay_worker.tasks.replica_view import LostRecords
 from forebay_worker.tasks.restoration import CopyProgress, Restoration
 
@@ -100,7 +92,8 @@ class Recovery:
             changelog,
             policy.apply_records_per_second,
             self.storage_fault_in,
-            self.handle,
+            self.on_damaged,
+            self._finish_rebuild,
             housekeeping,
             policy.headed,
         )
@@ -108,9 +101,12 @@ class Recovery:
             changelog.url,
             policy.restore_processes,
             directory.path / ".restore",
-            self.applier.post,
+            self.applier.run,
             self.storage_fault_in,
             self._copied,
+            self._adopt,
+            self._follow_restored,
+            self.on_damaged,
             policy.schema_registry,
             policy.headed,
         )
@@ -118,36 +114,31 @@ class Recovery:
         self._ends_to_poll: deque[TopicPartition] = deque()
         self._ends_due_boot_ms = 0.0
 
-    def handle(self, event: ReplicaEvent) -> None:
-        """Do what follows from an event; events of replicas that have been released since are dropped."""
-        match event:
-            case StoreDamaged(replica, reason, store, as_it_once_was, has_lost):
-                if store is None or (replica.view.store is store and replica.writable):
-                    self._rebuild(replica, reason, as_it_once_was=as_it_once_was, has_lost=has_lost)
-            case PredecessorDamaged(replica, predecessor, reason):
-                if replica.predecessor is predecessor:
-                    log.error("%s: %s; it is not served while it is rebuilt", replica.topic_partition, reason)
-                    _drop_predecessor(replica)
-            case EndReached(replica):
-                self._finish_rebuild(replica)
-            case RestoreEnded(restoration):
-                self.bulk_restore.take(event)
-                if not restoration.cancelled:
-                    self._follow_restored(restoration)
-            case CopyMade(restoration, path, source):
-                self._adopt(restoration, path, source)
-            case FileMade(restoration) | RestoreFailed(restoration):
-                try:
-                    self.bulk_restore.take(event)
-                except StoreCorrupted as corrupted:
-                    self.handle(StoreDamaged.of(restoration.replica, corrupted))
+    def on_damaged(self, replica: Replica, error: StoreCorrupted) -> None:
+        """Rebuild a store whose content cannot be trusted, or is lost. Of the error only the words are kept."""
+        _forget_frames(error)
+        if isinstance(error, NotContinued):
+            self._rebuild(replica, str(error), as_it_once_was=True, has_lost=error.has_lost)
+        else:
+            self._rebuild(replica, str(error))
+
+    def on_unreadable(self, replica: Replica, store: StateStore, reason: str) -> None:
+        """Rebuild a store that a read found damaged, unless another has taken its place since."""
+        if replica.view.store is store and replica.writable:
+            self._rebuild(replica, reason)
+
+    def _on_predecessor_unreadable(self, replica: Replica, former: Replica, reason: str) -> None:
+        """Serve nothing until a rebuild is done if what was served meanwhile cannot be read."""
+        if replica.predecessor is former:
+            log.error("%s: %s; it is not served while it is rebuilt", replica.topic_partition, reason)
+            _drop_predecessor(replica)
 
     def begin(self, replica: Replica) -> None:
         """Follow the log, or restore in bulk first if it is far ahead; a store found damaged is rebuilt."""
         try:
             self._begin(replica)
         except StoreCorrupted as corrupted:
-            self.handle(StoreDamaged.of(replica, corrupted))
+            self.on_damaged(replica, corrupted)
 
     def _begin(self, replica: Replica) -> None:
         self.applier.follow(replica)
@@ -211,7 +202,7 @@ class Recovery:
         try:
             replica.view.store.commit({})  # the identity, before any file is ingested
         except StoreCorrupted as corrupted:
-            self.handle(StoreDamaged.of(replica, corrupted))
+            self.on_damaged(replica, corrupted)
             return
         except Exception as error:
             log.error("%s cannot be restored in bulk, so record by record: %s", replica.topic_partition, error)
@@ -360,7 +351,7 @@ class Recovery:
         """The same replica as it is now, which nothing brings forward any more."""
 
         def report(former: Replica, _: StateStore, reason: str) -> None:
-            self.applier.post(PredecessorDamaged(replica, former, reason))
+            self.applier.run(partial(self._on_predecessor_unreadable, replica, former, reason))
 
         phase = ReplicaPhase.CLOSED
         return dataclasses.replace(
@@ -455,3 +446,12 @@ def _drop_predecessor(replica: Replica) -> None:
         # They refer to each other by way of what reads keep.
         predecessor.admitted = None
         predecessor.view.store.close()
+
+
+def _forget_frames(error: StoreCorrupted) -> None:
+    """Clear the frames of an error: they have what was being read, such as an iterator, which would hold the store
+    open."""
+    found: BaseException | None = error
+    while found is not None:
+        traceback.clear_frames(found.__traceback__)
+        found = found.__cause__ or found.__context__

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from forebay.clock import boot_ms
 from forebay.lag import EndOffset, lag_of
 from forebay.partitioning import Murmur2Partitioner
-from forebay.state_store import CommittedOffset
+from forebay.state_store import CommittedOffset, StoreCorrupted
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import END_OF_USER_KEYS, USER_TAG
 from forebay.stored_values import STAMP_SIZE
@@ -34,8 +34,8 @@ from forebay_worker.tasks.apply import apply_batch, progress_at_open
 from forebay_worker.tasks.folding import Fold, advance
 from forebay_worker.tasks.record_check import BadRecord
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.tasks.replica_events import EndReached, ReplicaEvent, StoreDamaged
 from tests.support.cluster import wait_until
+from tests.support.held_tasks import unexpected
 
 TP = TopicPartition("log", 0)
 HOUR_MS = 3_600_000
@@ -52,7 +52,9 @@ class Follower:
         self.changelog = changelog
         self.reasons: list[str] = []
         self.completions = 0
-        self.applier = Applier(changelog, 0, lambda error: None, self._handle, lambda: None)
+        self.applier = Applier(
+            changelog, 0, lambda error: None, self._on_damaged, self._on_end_reached, lambda: None
+        )
         self.replica = Replica.opened(spec_ or spec(), TaskId(0, 0), MemoryStore("s"))
         self.applier.follow(self.replica)
 
@@ -73,12 +75,11 @@ class Follower:
             key[1:]: value[STAMP_SIZE:] for key, value in self.replica.view.store.scan(USER_TAG, END_OF_USER_KEYS)
         }
 
-    def _handle(self, event: ReplicaEvent) -> None:
-        if isinstance(event, StoreDamaged):
-            self.reasons.append(event.reason)
-        else:
-            assert isinstance(event, EndReached)
-            self.completions += 1
+    def _on_damaged(self, _: Replica, error: StoreCorrupted) -> None:
+        self.reasons.append(str(error))
+
+    def _on_end_reached(self, _: Replica) -> None:
+        self.completions += 1
 
 
 class Log:
@@ -588,7 +589,7 @@ def test_a_store_that_breaks_holds_up_no_other(tmp_path, monkeypatch):
     spec_ = dataclasses.replace(spec(2), partitioner="unknown")
     broken = Replica.opened(spec_, TaskId(0, 0), BreakingStore("s"))
     well = Replica.opened(spec_, TaskId(0, 1), MemoryStore("s"))
-    applier = Applier(log.changelog, 0, lambda _: None, lambda _: None, lambda: None)
+    applier = Applier(log.changelog, 0, lambda _: None, unexpected, lambda _: None, lambda: None)
     applier.start()
     try:
         for replica in (broken, well):
@@ -700,7 +701,8 @@ def test_shared_read_failure_is_logged_once(caplog):
             return {}
 
     consumer = Failing()
-    applier = Applier(SimpleNamespace(consumer=lambda **_: consumer), 0, lambda error: None, print, lambda: None)
+    changelog = SimpleNamespace(consumer=lambda **_: consumer)
+    applier = Applier(changelog, 0, lambda error: None, unexpected, unexpected, lambda: None)
     tps = [TopicPartition("log", partition) for partition in range(40)]
     applier._replicas = {tp: Replica.opened(spec(40), TaskId(0, tp.partition), MemoryStore("s")) for tp in tps}
     consumer.found = dict.fromkeys(tps, ReadFailure("No broker answers.", lasting=False))
@@ -730,14 +732,17 @@ def test_an_end_that_a_refused_commit_had_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("forebay_worker.tasks.applier_thread._RETRY_MS", 10.0)
     log = Log(tmp_path / "log")
     log.append((b"k", b"1"))
-    events: list[ReplicaEvent] = []
+    damaged: list[object] = []
+    ends: list[Replica] = []
     replica = Replica.opened(spec(), TaskId(0, 0), RefusesOnce("s"))
-    applier = Applier(log.changelog, 0, lambda _: None, events.append, lambda: None)
+    applier = Applier(
+        log.changelog, 0, lambda _: None, lambda *found: damaged.append(found), ends.append, lambda: None
+    )
     applier.start()
     try:
         applier.run(functools.partial(applier.follow, replica))
         wait_until(lambda: replica.view.restored and replica.failure is None, "the store")
-        assert [type(event) for event in events] == [EndReached]
+        assert (damaged, ends) == ([], [replica])
     finally:
         applier.stop()
 

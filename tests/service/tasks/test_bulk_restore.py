@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,11 @@ from forebay_worker.state.rocksdb_memory import RocksDbMemory
 from forebay_worker.tasks import bulk_restore, restoration
 from forebay_worker.tasks.bulk_restore import BulkRestore
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.tasks.replica_events import FileMade, RestoreEnded, RestoreEvent
 from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreJob, Restorer, RestoreReport
 from tests.support.cluster import wait_until
 from tests.support.disks import fill, small_disk
+from tests.support.held_tasks import unexpected
 
 TP = TopicPartition("log", 0)
 RECORDS = 120_000
@@ -71,13 +72,21 @@ class Restore:
         self.replica = Replica.opened(spec, TaskId(0, 0), store)
         self.done: list[Restoration] = []
         self._lock = threading.Lock()
-        self.bulk = BulkRestore(changelog.url, 1, directory / "scratch", self._take, repr, lambda *_: None)
+        self.bulk = BulkRestore(
+            changelog.url,
+            1,
+            directory / "scratch",
+            self._locked,
+            repr,
+            lambda *_: None,
+            unexpected,
+            self.done.append,
+            unexpected,
+        )
 
-    def _take(self, event: RestoreEvent) -> None:
+    def _locked(self, function: Callable[[], None]) -> None:
         with self._lock:
-            self.bulk.take(event)
-            if isinstance(event, RestoreEnded) and not event.restoration.cancelled:
-                self.done.append(event.restoration)
+            function()
 
     def child(self) -> int:
         wait_until(lambda: self.bulk._children, "a restore process")
@@ -228,7 +237,7 @@ def test_a_late_file_of_a_cancelled_restore_blames_nobody(changelog, tmp_path, m
 
     monkeypatch.setattr(bulk_restore, "ingest", refuse)
     late, settled = Restoration(restore.replica, 1, 0.0, cancelled=True), []
-    restore.bulk.take(FileMade(late, RestoreReport(1), settled.append))
+    restore.bulk._take_file(late, RestoreReport(1), settled.append)
     assert (settled, restore.replica.failure, restore.replica.storage_fault) == ([False], None, None)
     restore.close()
 

@@ -7,7 +7,6 @@ from forebay_worker.state.memory import MemoryStore
 from forebay_worker.state.store_factory import StoreFactory
 from forebay_worker.tasks.expiry import Sweeper
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.tasks.replica_events import StoreDamaged
 from tests.support.cluster import wait_until
 from tests.support.held_tasks import PARTITIONS, TASKS, TOPOLOGY, applied, offsets, started
 
@@ -35,5 +34,6 @@ def test_a_store_that_a_sweep_finds_lost_is_rebuilt(monkeypatch):
 
     monkeypatch.setattr("forebay_worker.tasks.expiry.sweep", refuse)
     replica, lost = Replica.opened(TOPOLOGY.stores["a"], TASKS[0], MemoryStore("a")), []
-    Sweeper(lost.append, lambda _: None).sweep_some([replica])
-    assert lost == [StoreDamaged(replica, "its directory is gone")]
+    Sweeper(lambda *found: lost.append(found), lambda _: None).sweep_some([replica])
+    [(damaged, error)] = lost
+    assert (damaged, str(error)) == (replica, "its directory is gone")

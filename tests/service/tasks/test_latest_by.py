@@ -32,9 +32,9 @@ from forebay_worker.tasks.bulk_restore import ingest
 from forebay_worker.tasks.expiry import sweep
 from forebay_worker.tasks.record_check import BadRecord
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.tasks.replica_events import EndReached, ReplicaEvent
 from forebay_worker.tasks.restoration import Restoration
 from forebay_worker.tasks.restore_process import RestoreJob, Restorer
+from tests.support.held_tasks import unexpected
 
 TP = TopicPartition("log", 0)
 SPEC = StoreSpec("s", "key-value", "string", "json", "murmur2", "log", 1, latest_by="lsn")
@@ -105,7 +105,9 @@ class Follower:
     def _open(self) -> None:
         store = RocksDbStore("s", self._directory / "store", RocksDbMemory(1 << 20, 1 << 20).options())
         store.commit({})
-        self.applier = Applier(self._log.changelog, 0, lambda error: None, _only_ends, lambda: None)
+        self.applier = Applier(
+            self._log.changelog, 0, lambda error: None, unexpected, lambda _: None, lambda: None
+        )
         self.replica = Replica.opened(SPEC, TaskId(0, 0), store)
         self.applier.follow(self.replica)
 
@@ -162,10 +164,6 @@ class Follower:
             for size in (1, 2, 7):
                 expected = sorted(latest.items(), reverse=reverse)
                 assert list(listed(self.replica, size, reverse=reverse)) == expected
-
-
-def _only_ends(event: ReplicaEvent) -> None:
-    assert isinstance(event, EndReached)
 
 
 def listed(replica: Replica, size: int, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:

@@ -5,7 +5,7 @@ import errno
 import re
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,8 @@ from forebay_worker.tasks.bulk_restore import BulkRestore
 from forebay_worker.tasks.folding import Fold, advance, fold_batch
 from forebay_worker.tasks.record_check import BadRecord, fitting
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.tasks.replica_events import EndReached, ReplicaEvent, RestoreEnded, RestoreEvent
 from tests.support.cluster import wait_until
+from tests.support.held_tasks import unexpected
 
 TP = TopicPartition("clicks", 0)
 
@@ -188,11 +188,6 @@ class Log:
         )
 
 
-def no_damage(event: ReplicaEvent) -> None:
-    """All that may happen is that a log's end is reached."""
-    assert isinstance(event, EndReached)
-
-
 @pytest.fixture
 def log(tmp_path: Path) -> Log:
     log = Log(tmp_path / "log")
@@ -215,7 +210,7 @@ def content(replica: Replica) -> dict[bytes, bytes]:
 
 def test_applier_stops_at_a_bad_record_until_it_may_skip(log, replica, monkeypatch, caplog):
     monkeypatch.setattr("forebay_worker.tasks.applier_thread._RETRY_MS", 20.0)
-    applier = Applier(log.changelog, 0, lambda error: None, no_damage, lambda: None)
+    applier = Applier(log.changelog, 0, lambda error: None, unexpected, lambda _: None, lambda: None)
     follow, tried = applier._assign, []
 
     def try_again(*arguments: Any) -> None:
@@ -267,12 +262,13 @@ def test_bulk_restore_leaves_a_bad_record_to_the_applier(log, replica, tmp_path)
     """It goes on itself where the record may be skipped."""
     done: list[object] = []
 
-    def take(event: RestoreEvent) -> None:
-        bulk.take(event)
-        if isinstance(event, RestoreEnded):
-            done.append(event)
+    def run(function: Callable[[], None]) -> None:
+        function()
 
-    bulk = BulkRestore(log.changelog.url, 1, tmp_path / "scratch", take, repr, lambda *_: None)
+    scratch = tmp_path / "scratch"
+    bulk = BulkRestore(
+        log.changelog.url, 1, scratch, run, repr, lambda *_: None, unexpected, done.append, unexpected
+    )
     try:
         bulk.submit(replica)
         wait_until(lambda: done, "the end of the job")

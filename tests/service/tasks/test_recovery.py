@@ -21,9 +21,7 @@ from forebay_worker.reads.admission import role_of
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.store_factory import OpenedStore, StoreFactory
 from forebay_worker.tasks import bulk_restore, restoration
-from forebay_worker.tasks.recovery import Recovery
 from forebay_worker.tasks.replica import Replica
-from forebay_worker.tasks.replica_events import StoreDamaged
 from forebay_worker.tasks.restoration import Restoration
 from tests.support.cluster import wait_until
 from tests.support.held_tasks import (
@@ -68,10 +66,10 @@ def test_rebuilds_that_are_not_done_leave_no_pile_of_copies(tmp_path, changelog,
         wait_until(lambda: manager.replicas and manager.replicas["a", 0].view.restored, "the restore")
         replica, asides = manager.replicas["a", 0], tmp_path / "state" / "app" / ".set-aside"
         # No rebuild comes to its end.
-        monkeypatch.setattr(Recovery, "_finish_rebuild", lambda self, replica: None)
+        monkeypatch.setattr(manager.applier, "_on_end_reached", lambda replica: None)
         for number in range(4):
             store = replica.view.store
-            manager.applier.post(StoreDamaged(replica, f"damage {number}", store))
+            replica.on_corrupted(replica, store, f"damage {number}")
             wait_until(lambda store=store: replica.view.store is not store, "the rebuild's begin")
         # The last one, and the one that serves meanwhile.
         assert 1 <= len(list(asides.iterdir())) <= 2
