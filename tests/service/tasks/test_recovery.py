@@ -21,6 +21,7 @@ from forebay_worker.reads.admission import role_of
 from forebay_worker.state.directory import StateDirectory
 from forebay_worker.state.store_factory import OpenedStore, StoreFactory
 from forebay_worker.tasks import bulk_restore, restoration
+from forebay_worker.tasks.log_continuity import NotContinued
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.restoration import Restoration
 from tests.support.cluster import wait_until
@@ -81,20 +82,19 @@ def test_what_serves_meanwhile_goes_on_when_the_rebuild_begins_anew(tmp_path, ch
     with started(tmp_path, changelog, StoreFactory) as manager:
         manager.hold(TASKS[:1], ())
         wait_until(lambda: manager.replicas and manager.replicas["a", 0].view.restored, "the restore")
-        replica = manager.replicas["a", 0]
-        monkeypatch.setattr(Recovery, "_begin", lambda self, replica: None)
-
-        def rebuilt(**found: object) -> Replica:
-            store = replica.view.store
-            manager.applier.post(StoreDamaged(replica, "a cut", store, as_it_once_was=True, **found))
-            wait_until(lambda: replica.view.store is not store, "the rebuild's begin")
-            return replica.predecessor
-
-        serving = rebuilt()
-        assert value_in(serving.view.store, b"k") == b"1"
-        assert rebuilt(has_lost="newest") is serving
-        assert value_in(serving.view.store, b"k") == b"1"
-        assert serving.view.log_has_lost == "newest"
+        replica, stores = manager.replicas["a", 0], set()
+        with monkeypatch.context() as cut:
+            fault = NotContinued("the log was cut", "newest")
+            cut.setattr("forebay_worker.tasks.apply.continuity_fault", lambda *_: fault)
+            append(changelog, 0, 2, [(b"new", b"2", 0)])
+            wait_until(lambda: replica.predecessor is not None, "the rebuild's begin")
+            serving = replica.predecessor
+            wait_until(lambda: stores.add(replica.view.store) or len(stores) > 2, "rebuilds that begin anew")
+            assert replica.predecessor is serving
+            assert value_in(serving.view.store, b"k") == b"1"
+            assert serving.view.log_has_lost == "newest"
+        wait_until(lambda: replica.view.restored and replica.predecessor is None, "the rebuild")
+        assert value_in(replica.view.store, b"new") == b"2"
 
 
 def test_lagging_replica_that_missed_tombstones_is_rebuilt(tmp_path, changelog, monkeypatch):
