@@ -65,10 +65,7 @@ from forebay_web.routes import (
     STORE_CHANGES_ROUTE,
     Endpoint,
     ReadRoute,
-    add_batch_route,
-    add_changes_route,
     add_read_route,
-    add_store_changes_route,
     add_ticket_route,
     continued,
     crashes_counted,
@@ -109,14 +106,6 @@ _CHANGES_PROBLEMS = (
     PartitionerMissing,
     Overloaded,
 )
-
-
-def add_changes_routes(
-    app: FastAPI, router: Router, metrics: RouterMetrics, problems: tuple[type[Problem], ...]
-) -> None:
-    """Add ``GET /v1/stores/{store}/changes``."""
-    endpoint = _stream_endpoint(router, metrics, ChangesFeeds())
-    add_store_changes_route(app, problems, crashes_counted(STORE_CHANGES_ROUTE.path, endpoint, metrics.count))
 
 
 def _stream_endpoint(router: Router, metrics: RouterMetrics, feeds: ChangesFeeds) -> Endpoint:
@@ -185,16 +174,14 @@ def make_app(
         explained_paths=EXPLAINED_PATHS,
     )
 
-    def counted(route: ReadRoute, endpoint: Endpoint) -> Endpoint:
-        return crashes_counted(route.path, endpoint, metrics.count)
+    def add(route: ReadRoute, problems: tuple[type[Problem], ...], endpoint: Endpoint) -> None:
+        add_read_route(app, route, problems, crashes_counted(route.path, endpoint, metrics.count))
 
     for route in READ_ROUTES:
-        endpoint = counted(route, _endpoint(router, route, metrics))
-        add_read_route(app, route, _READ_PROBLEMS, endpoint)
-    add_batch_route(app, _READ_PROBLEMS, counted(BATCH_ROUTE, _batch_endpoint(router, metrics)))
-    changes = counted(CHANGES_ROUTE, _changes_endpoint(router, metrics))
-    add_changes_route(app, _CHANGES_PROBLEMS, changes)
-    add_changes_routes(app, router, metrics, _CHANGES_PROBLEMS)
+        add(route, _READ_PROBLEMS, _endpoint(router, route, metrics))
+    add(BATCH_ROUTE, _READ_PROBLEMS, _batch_endpoint(router, metrics))
+    add(CHANGES_ROUTE, _CHANGES_PROBLEMS, _changes_endpoint(router, metrics))
+    add(STORE_CHANGES_ROUTE, _CHANGES_PROBLEMS, _stream_endpoint(router, metrics, ChangesFeeds()))
     add_ticket_route(app, tickets, router.spec, router.limits)
     add_document_routes(app, router, status, RouterStatus)
     add_console_page(app)

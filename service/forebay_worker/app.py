@@ -59,19 +59,19 @@ from forebay_web.routes import (
     CHANGES_ROUTE,
     EXPLAINED_PATHS,
     READ_ROUTES,
+    STORE_CHANGES_ROUTE,
     Endpoint,
     ReadRoute,
-    add_batch_route,
-    add_changes_route,
     add_read_route,
     add_ticket_route,
     continued,
     crashes_counted,
     cursor_of_body,
 )
+from forebay_web.store_changes.feed import ChangesFeeds
 from forebay_web.streamed_response import for_client
 from forebay_web.tickets import Tickets, ticket_key_of
-from forebay_worker.changes_routes import add_changes_routes
+from forebay_worker.changes_routes import add_pages_route, stream_endpoint
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.reads.admission import Refused
 from forebay_worker.reads.key_changes import KeyChanges
@@ -154,16 +154,16 @@ def make_app(
         explained_paths=EXPLAINED_PATHS,
     )
 
-    def counted(route: ReadRoute, endpoint: Endpoint) -> Endpoint:
-        return crashes_counted(route.path, endpoint, metrics.count)
+    def add(route: ReadRoute, problems: tuple[type[Problem], ...], endpoint: Endpoint) -> None:
+        endpoint = crashes_counted(route.path, endpoint, metrics.count)
+        add_read_route(app, route, problems, endpoint, worker=True)
 
     for route in READ_ROUTES:
-        endpoint = counted(route, _endpoint(worker, route, metrics))
-        add_read_route(app, route, _READ_PROBLEMS, endpoint, worker=True)
-    add_batch_route(app, _READ_PROBLEMS, counted(BATCH_ROUTE, _batch_endpoint(worker, metrics)))
-    changes = counted(CHANGES_ROUTE, _changes_endpoint(worker, metrics))
-    add_changes_route(app, _CHANGES_PROBLEMS, changes, worker=True)
-    add_changes_routes(app, worker, metrics, (*_CHANGES_PROBLEMS, NotHostedHere))
+        add(route, _READ_PROBLEMS, _endpoint(worker, route, metrics))
+    add(BATCH_ROUTE, _READ_PROBLEMS, _batch_endpoint(worker, metrics))
+    add(CHANGES_ROUTE, _CHANGES_PROBLEMS, _changes_endpoint(worker, metrics))
+    add(STORE_CHANGES_ROUTE, (*_CHANGES_PROBLEMS, NotHostedHere), stream_endpoint(worker, metrics, ChangesFeeds()))
+    add_pages_route(app, worker, metrics)
     add_ticket_route(app, tickets, worker.spec, worker.limits)
     add_document_routes(app, worker, status, WorkerStatus)
     add_snapshot_routes(app, worker, has_clients=authenticator is not None)

@@ -13,7 +13,7 @@ from forebay.wire.batches import MAX_BODY_BYTES
 from forebay.wire.parameters import WORKER_PARAMETERS, ReadParameters, parse_parameters
 from forebay_web.application import body_of, respond
 from forebay_web.request_guard import require_followed
-from forebay_web.routes import STORE_CHANGES_ROUTE, Endpoint, add_store_changes_route, crashes_counted
+from forebay_web.routes import STORE_CHANGES_ROUTE, Endpoint, crashes_counted
 from forebay_web.store_changes.feed import ChangesFeeds
 from forebay_web.store_changes.follower import open_stream
 from forebay_web.store_changes.pages import CHANGES_MEDIA_TYPE, ChangesPage, PagesRequest, encode_outcomes
@@ -27,13 +27,9 @@ _PARAMETERS = STORE_CHANGES_ROUTE.parameters | WORKER_PARAMETERS
 _HEAD = b"content-type: " + CHANGES_MEDIA_TYPE.encode() + b"\r\n" + NO_STORE
 
 
-def add_changes_routes(
-    app: FastAPI, worker: Worker, metrics: WorkerMetrics, problems: tuple[type[Problem], ...]
-) -> None:
-    """Add ``/v1/stores/{store}/changes``: GET for clients, POST for routers."""
+def add_pages_route(app: FastAPI, worker: Worker, metrics: WorkerMetrics) -> None:
+    """Add ``POST /v1/stores/{store}/changes``, which is for routers."""
     path = STORE_CHANGES_ROUTE.path
-    stream = crashes_counted(path, _stream_endpoint(worker, metrics, ChangesFeeds()), metrics.count)
-    add_store_changes_route(app, problems, stream, worker=True)
     pages = crashes_counted(path, _pages_endpoint(worker, metrics), metrics.count)
     app.router.add_route(path, pages, methods=["POST"], include_in_schema=False)
 
@@ -47,7 +43,9 @@ def _followed(worker: Worker, request: Request) -> tuple[KeySelection, ReadParam
     return selection, parameters
 
 
-def _stream_endpoint(worker: Worker, metrics: WorkerMetrics, feeds: ChangesFeeds) -> Endpoint:
+def stream_endpoint(worker: Worker, metrics: WorkerMetrics, feeds: ChangesFeeds) -> Endpoint:
+    """The endpoint of ``GET /v1/stores/{store}/changes``."""
+
     async def endpoint(request: Request) -> Response:
         try:
             selection, parameters = _followed(worker, request)

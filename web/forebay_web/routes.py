@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -94,6 +94,16 @@ class ReadRoute:
     media_type: str = "application/json"
     headers: dict[str, Any] | None = None
     """Those of its answers."""
+    method: str = "GET"
+    problems: tuple[type[Problem], ...] = ()
+    """Those that it has on both tiers, beside what reads have."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What else OpenAPI says of it: its body, a description."""
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether its answers are event streams."""
+        return self.media_type == EVENTS_MEDIA_TYPE
 
 
 def _scan_route(scan: ScanRoute) -> ReadRoute:
@@ -116,7 +126,13 @@ READ_ROUTES = (
     *(_scan_route(scan) for scan in SCAN_ROUTES),
 )
 BATCH_ROUTE = ReadRoute(
-    "/v1/stores/{store}/batch-get", "Read several keys", KEY_PARAMETERS, reference(BatchAnswer)
+    "/v1/stores/{store}/batch-get",
+    "Read several keys",
+    KEY_PARAMETERS,
+    reference(BatchAnswer),
+    method="POST",
+    problems=(BodyTooLarge, AnswerTooLarge),
+    extra=_BATCH_BODY,
 )
 EXPLAINED_PATHS = tuple(
     re.compile(re.sub(r"\{\w+\}", "[^/]+", route.path)) for route in (*READ_ROUTES, BATCH_ROUTE)
@@ -131,6 +147,10 @@ CHANGES_ROUTE = ReadRoute(
     CHANGES_PARAMETERS,
     {"type": "string"},
     media_type=EVENTS_MEDIA_TYPE,
+    extra={
+        "description": "Server-sent events: `value`, with the members that a read of the key has; `absent`, "
+        "without `value`; `lag` between changes; `problem` while no answer is possible. Ids are position tokens."
+    },
 )
 STORE_CHANGES_ROUTE = ReadRoute(
     "/v1/stores/{store}/changes",
@@ -138,6 +158,11 @@ STORE_CHANGES_ROUTE = ReadRoute(
     STORE_CHANGES_PARAMETERS,
     {"type": "string"},
     media_type=EVENTS_MEDIA_TYPE,
+    extra={
+        "description": "Server-sent events: `reset`, which names the partitions whose keys are to be forgotten; "
+        "`values` and `absent`, with one partition's items as its lists have them, and its provenance; `lag`, the "
+        "worst of all partitions, once all that is known was sent; `problem` while partitions cannot be read."
+    },
 )
 
 
@@ -178,61 +203,21 @@ def add_read_route(
     *,
     worker: bool = False,
 ) -> None:
-    """Add a GET route, and HEAD for its headers; a worker's takes ``WORKER_PARAMETERS`` too. Lists are read by
-    POST, too, after a key that makes the cursor too long for a URL."""
-    known = route.parameters | (WORKER_PARAMETERS if worker else frozenset())
-    if route.scan is not None:
+    """Add a route, whose GET takes ``WORKER_PARAMETERS`` too on a worker. Documents are read by HEAD, too, for
+    their headers, and lists by POST, after a key that makes the cursor too long for a URL."""
+    known = route.parameters | (WORKER_PARAMETERS if worker and route.method == "GET" else frozenset())
+    problems = (*problems, *route.problems)
+    if route.scan is not None or route.is_stream:
         endpoint, problems = _without_length(endpoint), (*problems, HttpVersionNotSupported)
-    _add(app, route, "GET", problems, endpoint, known)
+    _add(app, route, problems, endpoint, known)
     if route.scan is not None:
-        posted = replace(route, summary=f"{route.summary} after a long cursor")
-        _add(app, posted, "POST", (*problems, BodyTooLarge), endpoint, known - {"cursor"}, _CURSOR_BODY)
-    app.router.add_api_route(
-        route.path, endpoint, route_class_override=_PlainRoute, methods=["HEAD"], include_in_schema=False
-    )
-
-
-def add_changes_route(
-    app: FastAPI, problems: tuple[type[Problem], ...], endpoint: Endpoint, *, worker: bool = False
-) -> None:
-    """Add ``GET …/changes``; a worker's takes ``WORKER_PARAMETERS`` too."""
-    known = CHANGES_ROUTE.parameters | (WORKER_PARAMETERS if worker else frozenset())
-    text = (
-        "Server-sent events: `value`, with the members that a read of the key has; `absent`, without `value`; "
-        "`lag` between changes; `problem` while no answer is possible. Ids are position tokens."
-    )
-    _add_stream(app, CHANGES_ROUTE, problems, endpoint, known, text)
-
-
-def add_store_changes_route(
-    app: FastAPI, problems: tuple[type[Problem], ...], endpoint: Endpoint, *, worker: bool = False
-) -> None:
-    """Add ``GET /v1/stores/{store}/changes``; a worker's takes ``WORKER_PARAMETERS`` too."""
-    known = STORE_CHANGES_ROUTE.parameters | (WORKER_PARAMETERS if worker else frozenset())
-    text = (
-        "Server-sent events: `reset`, which names the partitions whose keys are to be forgotten; `values` and "
-        "`absent`, with one partition's items as its lists have them, and its provenance; `lag`, the worst of all "
-        "partitions, once all that is known was sent; `problem` while partitions cannot be read."
-    )
-    _add_stream(app, STORE_CHANGES_ROUTE, problems, endpoint, known, text)
-
-
-def _add_stream(
-    app: FastAPI,
-    route: ReadRoute,
-    problems: tuple[type[Problem], ...],
-    endpoint: Endpoint,
-    known: frozenset[str],
-    text: str,
-) -> None:
-    problems, extra = (*problems, HttpVersionNotSupported), {"description": text}
-    _add(app, route, "GET", problems, _without_length(endpoint), known, extra, (LAST_EVENT_ID_PARAMETER,))
-
-
-def add_batch_route(app: FastAPI, problems: tuple[type[Problem], ...], endpoint: Endpoint) -> None:
-    """Add ``POST …/batch-get``."""
-    problems = (*problems, BodyTooLarge, AnswerTooLarge)
-    _add(app, BATCH_ROUTE, "POST", problems, endpoint, BATCH_ROUTE.parameters, _BATCH_BODY)
+        summary = f"{route.summary} after a long cursor"
+        posted = replace(route, summary=summary, method="POST", extra=_CURSOR_BODY)
+        _add(app, posted, (*problems, BodyTooLarge), endpoint, known - {"cursor"})
+    if route.method == "GET" and not route.is_stream:
+        app.router.add_api_route(
+            route.path, endpoint, route_class_override=_PlainRoute, methods=["HEAD"], include_in_schema=False
+        )
 
 
 class _PlainRoute(APIRoute):
@@ -245,30 +230,24 @@ class _PlainRoute(APIRoute):
 def _add(
     app: FastAPI,
     route: ReadRoute,
-    method: str,
     problems: tuple[type[Problem], ...],
     endpoint: Endpoint,
-    known: frozenset[str] | set[str],
-    extra: dict[str, Any] | None = None,
-    headers: tuple[dict[str, Any], ...] = (),
+    known: frozenset[str],
 ) -> None:
     names = [name for name in ("store", "key") if f"{{{name}}}" in route.path]
-    explained = [EXPLAIN_PARAMETER] if route.media_type == "application/json" else []
     in_path = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    last = LAST_EVENT_ID_PARAMETER if route.is_stream else EXPLAIN_PARAMETER
     app.router.add_api_route(
         route.path,
         endpoint,
         route_class_override=_PlainRoute,
-        methods=[method],
+        methods=[route.method],
         tags=["reads"],
         summary=route.summary,
         operation_id=route.summary.lower().replace(" ", "_"),
         response_class=Response,
         responses=responses(*problems, schema=route.schema, media_type=route.media_type, headers=route.headers),
-        openapi_extra={
-            "parameters": [*in_path, *openapi_parameters(frozenset(known)), *explained, *headers],
-            **(extra or {}),
-        },
+        openapi_extra={"parameters": [*in_path, *openapi_parameters(known), last], **route.extra},
     )
 
 
