@@ -29,7 +29,6 @@ from forebay import __version__
 from forebay.authentication import Authenticator
 from forebay.errors import (
     PROBLEM_MEDIA_TYPE,
-    BadParameter,
     BadRequest,
     BodyTooLarge,
     Forbidden,
@@ -44,8 +43,6 @@ from forebay.errors import (
 from forebay.request_trace import RequestTrace, current
 from forebay.wire.answer_schemas.components import components
 from forebay.wire.answers import HttpAnswer, json_answer, problem_answer
-from forebay.wire.batches import MAX_KEY_BYTES, key_too_long
-from forebay.wire.parameters import split_query
 from forebay_web.explanations import Explaining
 from forebay_web.hosts import AllowedHosts
 from forebay_web.large_answers import LargeAnswer, LargeResponse
@@ -91,7 +88,6 @@ _START = """SwaggerUIBundle({
   validatorUrl: null,
 });
 """
-_KEY_BOUNDS = frozenset({"from", "to", "prefix"})
 _NATURAL = {"type": "integer", "minimum": 0}
 _STRING = {"type": "string"}
 
@@ -169,33 +165,6 @@ class RawPath:
         if scope["type"] == "http":
             scope["path"] = scope["raw_path"].decode("ascii", "replace")
         await self._app(scope, receive, send)
-
-
-class KeyLengths:
-    """Refuses requests with a key, or a bound of a range of keys, longer than allowed, before any work on it."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        problem = self._refusal(scope) if scope["type"] == "http" else None
-        app: ASGIApp = self._app if problem is None else respond(problem_answer(problem))
-        await app(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> Problem | None:
-        segments = scope["raw_path"].split(b"/keys/")[1:]
-        if any(len(segment.split(b"/")[0]) > MAX_KEY_BYTES for segment in segments):
-            return key_too_long()
-        try:
-            for item in split_query(scope["query_string"]):
-                if item.name in _KEY_BOUNDS and len(item.received) > MAX_KEY_BYTES:
-                    return BadParameter(
-                        f"{item.name}= is longer than {MAX_KEY_BYTES} bytes.",
-                        parameter=item.name,
-                    )
-        except BadParameter as problem:
-            return problem
-        return None
 
 
 class BrowserCors(CORSMiddleware):
@@ -316,7 +285,6 @@ def make_application(
         lifespan=lifespan,
     )
     app.add_middleware(RawPath)
-    app.add_middleware(KeyLengths)
     app.add_middleware(Explaining, tier=tier, paths=explained_paths, refusals=refusals)
     if authenticator is not None:
         app.add_middleware(Guard, authenticator=authenticator, tickets=tickets, refusals=refusals)

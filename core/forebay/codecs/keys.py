@@ -23,6 +23,8 @@ import rfc8785
 from forebay.errors import BadKey
 from forebay.json_text import json_fault
 
+MAX_KEY_BYTES = 4_096
+"""The length of the longest key that a request may name, as it is written there."""
 AS_IT_IS_IN_JSON = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
 _MAX_EXACT = 2**53 - 1
 _BEYOND_UTF16_ORDER = re.compile("[\ue000-\U0010ffff]")
@@ -119,8 +121,15 @@ class KeyCodec(ABC):
         return ordered
 
 
+def key_too_long(which: str = "The key") -> BadKey:
+    """The problem of a key longer than allowed."""
+    return BadKey(f"{which} is longer than {MAX_KEY_BYTES} bytes.")
+
+
 def from_segment(codec: KeyCodec, segment: bytes) -> bytes:
     """Plain bytes of a URL path segment as received, still percent-encoded; raises ``BadKey``."""
+    if len(segment) > MAX_KEY_BYTES:
+        raise key_too_long()
     return codec.from_text(unquote_to_bytes(segment) if b"%" in segment else segment)
 
 

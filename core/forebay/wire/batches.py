@@ -10,15 +10,13 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from forebay.codecs.keys import KeyCodec
-from forebay.errors import AnswerTooLarge, BadKey, BadRequest, Problem
+from forebay.codecs.keys import MAX_KEY_BYTES, KeyCodec, key_too_long
+from forebay.errors import AnswerTooLarge, BadRequest, Problem
 from forebay.event_loop_turns import in_turns
 from forebay.wire.answers import JSON_HEAD, NO_STORE, HttpAnswer, problem_answer
 from forebay.wire.scan_pages import FRAMES_MEDIA_TYPE
 
 MAX_KEYS = 500
-MAX_KEY_BYTES = 4_096
-"""The length of the longest key that a request may name, as it is written there."""
 MAX_BODY_BYTES = 2 << 20
 _MAX_AT_ONCE_BYTES = 16 << 10
 """A larger body is read key by key, in turns with other work: half a millisecond's worth."""
@@ -156,11 +154,6 @@ def _no_batch() -> BadRequest:
 def _too_many(keys: int | None = None) -> BadRequest:
     found = "These" if keys is None else str(keys)
     return BadRequest(f"{found} keys are more than {MAX_KEYS}; send them in several requests.")
-
-
-def key_too_long(which: str = "The key") -> BadKey:
-    """The problem of a key longer than allowed."""
-    return BadKey(f"{which} is longer than {MAX_KEY_BYTES} bytes.")
 
 
 def _is_longer(key: Any, max_bytes: int) -> bool:

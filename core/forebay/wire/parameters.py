@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 from urllib.parse import unquote_to_bytes
 
+from forebay.codecs.keys import MAX_KEY_BYTES
 from forebay.errors import BadParameter
 from forebay.lag import UNLIMITED, Tolerance
 from forebay.position import Position, decode_position
@@ -167,9 +168,11 @@ def _unknown_parameter(name: str, known: Iterable[str]) -> BadParameter:
 
 def _split(query: bytes) -> dict[str, bytes]:
     given: dict[str, bytes] = {}
-    for name, raw, _ in split_query(query):
+    for name, raw, received in split_query(query):
         if name in given:
             raise BadParameter(f"The parameter {name!r} is given twice.", parameter=name)
+        if name in _KEY_BOUNDS and len(received) > MAX_KEY_BYTES:
+            raise BadParameter(f"{name}= is longer than {MAX_KEY_BYTES} bytes.", parameter=name)
         given[name] = raw
     return given
 
@@ -240,8 +243,9 @@ def parse_time(name: str, raw: bytes) -> int:
     return (since.days * 86_400 + since.seconds) * 1000 + fraction_us // 1000
 
 
-_AS_RECEIVED = frozenset({"from", "to", "prefix", "keys"})
+_KEY_BOUNDS = frozenset({"from", "to", "prefix"})
 """Keys, or times, by the kind of the store."""
+_AS_RECEIVED = _KEY_BOUNDS | {"keys"}
 _FIELDS = {"from": "start", "to": "end", "as_of": "as_of_ms"}
 
 READ_PARAMETERS = frozenset(

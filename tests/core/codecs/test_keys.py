@@ -101,6 +101,14 @@ def test_a_string_key_that_is_not_utf8_is_a_bad_key(segment: bytes) -> None:
         from_segment(KEY_CODECS["string"], segment)
 
 
+@pytest.mark.parametrize("longest", [b"a" * 4_096, b"%61" * 1_365 + b"a"])
+def test_a_segment_longer_than_a_key_may_be_is_a_bad_key(longest: bytes) -> None:
+    """As it is written there."""
+    assert set(from_segment(KEY_CODECS["string"], longest)) == {ord("a")}
+    with pytest.raises(BadKey, match="The key is longer than 4096 bytes"):
+        from_segment(KEY_CODECS["string"], longest + b"a")
+
+
 def test_bytes_that_are_no_utf8_can_be_a_key_of_a_bytes_store() -> None:
     codec = KEY_CODECS["bytes"]
     assert to_segment(codec, b"\xff\xfe\x00") == "__4A"

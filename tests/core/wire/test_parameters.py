@@ -250,3 +250,11 @@ def test_timeout_is_as_requested_up_to_the_ceiling():
     assert allowed_ms(b"wait_ms=5000") == 6_000
     assert allowed_ms(b"wait_ms=5000&timeout_ms=2000") == 2_000
     assert allowed_ms(b"timeout_ms=40000") == allowed_ms(b"wait_ms=40000") == 30_000
+
+
+@pytest.mark.parametrize("name", ["from", "to", "prefix"])
+def test_a_bound_longer_than_a_key_may_be_is_refused(name):
+    """As it is written there, with its name."""
+    longest = "%61" * 1_300 + "a" * (4_096 - 3_900 - len(f"{name}="))
+    parse(f"{name}={longest}")
+    assert refused(f"{name}={longest}a").detail == f"{name}= is longer than 4096 bytes."

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from forebay.request_trace import RequestTrace, cut_out
-from forebay.wire.batches import MAX_BODY_BYTES, MAX_KEY_BYTES
+from forebay.wire.batches import MAX_BODY_BYTES
 from forebay_web.fast_path.header_block import classify_headers
 
 _HEAD_END = b"\r\n\r\n"
-_MAX_HEAD_BYTES = MAX_KEY_BYTES
-"""No longer than a key may be, so that keys need no look of their own here."""
+_MAX_HEAD_BYTES = 4_096
 # A longer query is left to the parser and not cached.
 _SEGMENT = rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=:@]++|%[0-9A-Fa-f]{2})++"
 _WHOLE_SEGMENT = re.compile(_SEGMENT)
