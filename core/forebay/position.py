@@ -1,26 +1,32 @@
 """Position tokens: "read at least this", opaque to clients.
 
-A token is base64url of a version byte, eight bytes of the log's identity, then unsigned LEB128 numbers in threes:
-partition, position, and one more than the epoch of the last record before it, 0 if that is not known. Of a store
-whose values expire by the clock, it has a version of its own, and the clock follows, in milliseconds since 1970.
+A token is base64url of MessagePack: a version, eight bytes of the log's identity, for each partition its number,
+its position and the epoch of the last record before it, nil if that is not known, and the clock of a store whose
+values expire by it, in milliseconds since 1970.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from forebay.errors import BadParameter
 from forebay.log_epochs import OffsetAndEpoch
+from forebay.wire.answer_schemas.members import Figure, Natural
 
-_VERSION, _WITH_CLOCK = 2, 3
-_LOG_BYTES = 8
-_MAX_CHARACTERS_OF_A_LOG, _MAX_CHARACTERS_OF_AN_OFFSET = 32, 32
-"""A partition takes three bytes at most, an offset, an epoch and the clock ten each, and base64 a third more."""
+_VERSION = 4
+_DIGEST_BYTES = 8
+Digest: TypeAlias = Annotated[bytes, Meta(min_length=_DIGEST_BYTES, max_length=_DIGEST_BYTES)]
+_MAX_CHARACTERS_OF_A_LOG, _MAX_CHARACTERS_OF_AN_OFFSET = 40, 32
+"""A partition takes three bytes at most, an offset, an epoch and the clock nine each, and base64 a third more."""
+
+T = TypeVar("T")
 
 
 class Position(NamedTuple):
@@ -51,20 +57,28 @@ class Position(NamedTuple):
 @lru_cache(maxsize=4096)
 def log_digest(identity: str) -> bytes:
     """Eight bytes that represent a log's identity in a token."""
-    return hashlib.sha256(identity.encode()).digest()[:_LOG_BYTES]
+    return hashlib.sha256(identity.encode()).digest()[:_DIGEST_BYTES]
+
+
+def encode_opaque(value: Any) -> str:
+    """A value as characters that a URL takes as they are."""
+    return base64.urlsafe_b64encode(msgspec.msgpack.encode(value)).rstrip(b"=").decode()
+
+
+def decode_opaque(text: str, decode: Callable[[bytes], T]) -> T:
+    """The value in such a text, by a decoder of MessagePack; raises ``ValueError``."""
+    return decode(base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True))
+
+
+_decode = msgspec.msgpack.Decoder(
+    tuple[Literal[4], Digest, list[tuple[Natural, Natural, Figure]], Figure],
+).decode
 
 
 def encode_position(position: Position) -> str:
     """The token of a position."""
-    raw = bytearray([_VERSION if position.clock_ms is None else _WITH_CLOCK])
-    raw += position.log
-    for partition in sorted(position.offsets):
-        raw += encode_leb128(partition)
-        raw += encode_leb128(position.offsets[partition])
-        raw += encode_leb128(position.epochs.get(partition, -1) + 1)
-    if position.clock_ms is not None:
-        raw += encode_leb128(position.clock_ms)
-    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+    points = [(part, offset, position.epochs.get(part)) for part, offset in sorted(position.offsets.items())]
+    return encode_opaque((_VERSION, position.log, points, position.clock_ms))
 
 
 @lru_cache(maxsize=4096)
@@ -79,24 +93,14 @@ def partition_position(
 def decode_position(token: str) -> Position:
     """The position of a token; raises ``BadParameter``."""
     try:
-        raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
-        if raw[0] not in (_VERSION, _WITH_CLOCK) or len(raw) < 1 + _LOG_BYTES:
-            raise ValueError
-        numbers = read_leb128(raw[1 + _LOG_BYTES :])
-        clock_ms = numbers.pop() if raw[0] == _WITH_CLOCK else None
-        offsets, epochs = _points(numbers)
-    except (binascii.Error, ValueError, IndexError):
+        _, log, points, clock_ms = decode_opaque(token, _decode)
+    except ValueError:
         raise BadParameter(
             f"The position {token!r} is not a position token; use one from an earlier answer.",
             parameter="min_position",
         ) from None
-    return Position(raw[1 : 1 + _LOG_BYTES], offsets, epochs, clock_ms)
-
-
-def _points(numbers: list[int]) -> tuple[dict[int, int], dict[int, int]]:
-    """The offsets and the epochs in a token's numbers; raises ``ValueError``."""
-    offsets = dict(zip(numbers[::3], numbers[1::3], strict=True))
-    return offsets, {part: after - 1 for part, after in zip(offsets, numbers[2::3], strict=True) if after}
+    epochs = {partition: epoch for partition, _, epoch in points if epoch is not None}
+    return Position(log, {partition: offset for partition, offset, _ in points}, epochs, clock_ms)
 
 
 def max_position_characters(partitions: int) -> int:
@@ -131,30 +135,3 @@ def merged_position(positions: Sequence[Position]) -> Position:
                 epochs[partition] = position.epochs[partition]
     clocks_ms = [position.clock_ms for position in positions if position.clock_ms is not None]
     return Position(positions[0].log, offsets, epochs, max(clocks_ms, default=None))
-
-
-def encode_leb128(number: int) -> bytes:
-    """A number of at least 0 as unsigned LEB128."""
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
-def read_leb128(raw: bytes) -> list[int]:
-    """The numbers that follow each other in unsigned LEB128; raises ``ValueError``."""
-    numbers, value, shift = [], 0, 0
-    for byte in raw:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte & 0x80:
-            if shift > 63:
-                raise ValueError("number too long")
-            continue
-        numbers.append(value)
-        value = shift = 0
-    if shift:
-        raise ValueError("number cut short")
-    return numbers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 from collections.abc import AsyncGenerator
@@ -11,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import msgspec
 
 from forebay.client import Absent, AsyncClient, Reset, StoreChange, StoreLag, Values
 from forebay.clock import boot_ms
 from forebay.errors import Problem
-from forebay.position import decode_position
+from forebay.position import decode_opaque, decode_position
 from forebay.wire.server_sent_events import Event, EventReader
 from forebay_web.store_changes.cursors import decode_id
 from tests.chaos import answers
@@ -30,8 +30,6 @@ LONGEST_AWAY_S = 10.0
 LAG_INTERVAL_MS = 1_000
 END_WITHIN_S = 20
 """A stream that is resumed after the last record has all within this time."""
-_DIGEST = slice(1, 9)
-"""Where an id has the digest of what is followed."""
 
 
 def choose_followed(reading: Reading, stream: str, store: str) -> Followed:
@@ -145,8 +143,8 @@ def reached_of(identity: str | None, followed: Followed) -> dict[int, Reached] |
     """What an event's id says of each partition; None without an id."""
     if not identity:
         return None
-    raw = base64.urlsafe_b64decode(identity + "=" * (-len(identity) % 4))
-    cursors = decode_id(identity, raw[_DIGEST], followed.partitions)
+    selection = decode_opaque(identity, msgspec.msgpack.decode)[1]
+    cursors = decode_id(identity, selection, followed.partitions)
     return {partition: Reached(cursor.since, cursor.upper) for partition, cursor in cursors.items()}
 
 

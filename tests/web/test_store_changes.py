@@ -7,6 +7,7 @@ import pytest
 
 from forebay.errors import BadKey, BadParameter, Problem
 from forebay.lag import Lag, Tolerance
+from forebay.position import encode_opaque
 from forebay.store_spec import StoreSpec
 from forebay.wire.parameters import STORE_CHANGES_PARAMETERS, parse_parameters
 from forebay.wire.server_sent_events import EventReader
@@ -45,7 +46,9 @@ def test_event_id_of_another_selection_resumes_nothing():
     text = encode_id(QUERY, range(2), {0: ChangesCursor(LOG, 1, 1), 1: ChangesCursor(LOG, 1, 1)})
     assert decode_id(text, b"?" * 8, range(2)) == {}
     assert decode_id(text, QUERY, range(3)) == {}
-    for wrong in ("7", "AfTQ7p0h1QqAADs", text[:9], "é"):
+    earlier = encode_opaque((3, QUERY, LOG, 1, [0, 2, 0, 0, 2, 0]))
+    beyond = encode_opaque((4, QUERY, LOG, 2**63, [0, 2, 0, 0, 2, 0]))
+    for wrong in ("", "7", "lATECPTQ7p0h1QqAkZMAO8DA", text[:9], text + "AA", "é", earlier, beyond):
         with pytest.raises(ValueError, match=r"."):
             decode_id(wrong, QUERY, range(2))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import msgspec
 from forebay.codecs.keys import from_segment
 from forebay.codecs.values import all_to_json
 from forebay.errors import BadParameter, WrongStoreKind
-from forebay.position import Position, decode_position, max_position_characters
+from forebay.position import Position, decode_opaque, decode_position, encode_opaque, max_position_characters
 from forebay.store_kinds import STORE_KINDS, StoreKind
 from forebay.store_spec import StoreSpec
 from forebay.stored_keys import (
@@ -242,15 +241,13 @@ class Cursor:
 
     def encode(self) -> str:
         # Packed: it contains a key, and may have to fit into a URL.
-        raw = msgspec.msgpack.encode((self.digest, self.last, self.at, self.missing))
-        return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+        return encode_opaque((self.digest, self.last, self.at, self.missing))
 
     @classmethod
     def decode(cls, text: str, scan: Scan) -> Cursor:
         """The cursor, which must belong to this scan; raises ``BadParameter``."""
         try:
-            raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-            digest, last, at, missing = _decode_cursor(raw)
+            digest, last, at, missing = decode_opaque(text, _decode_cursor)
             partitions = scan.spec.partitions
             if len(missing) >= partitions or not all(0 <= partition < partitions for partition in missing):
                 raise ValueError("partitions that the store does not have, or all")

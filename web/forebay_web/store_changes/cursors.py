@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Meta
 
 from forebay.log_epochs import OffsetAndEpoch
-from forebay.position import encode_leb128, read_leb128
+from forebay.position import Digest, decode_opaque, encode_opaque
 from forebay.wire.answer_schemas.members import Natural
 
-_VERSION = 3
-_DIGEST_BYTES = 8
+_VERSION = 4
 MAX_ID_CHARACTERS = 8 << 10
 """Proxies take a request's head of that size. A stream whose id would be longer has none, so it begins anew."""
 NO_NONCE = b""
 _NOTHING, _PART, _ALL = 0, 1, 2
+_Number: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 62)]
+_decode = msgspec.msgpack.Decoder(tuple[Literal[4], Digest, Digest, _Number, list[_Number]]).decode
+"""An id: a version, digests of the selection and the log, an offset, and for each partition three numbers."""
 
 
 class ChangesCursor(NamedTuple):
@@ -67,33 +70,24 @@ def encode_id(selection: bytes, partitions: Sequence[int], cursors: Mapping[int,
         return ""
     known = {partition: cursor for partition, cursor in cursors.items() if cursor.log == log}
     base = min(cursor.upper for cursor in known.values())
-    raw = bytearray([_VERSION]) + selection + log + encode_leb128(base)
-    for partition in partitions:
-        cursor = known.get(partition)
-        raw += encode_leb128(0 if cursor is None else cursor.upper - base)
-        raw += encode_leb128(_extent(cursor))
-        raw += encode_leb128(0 if cursor is None or cursor.epoch is None else cursor.epoch + 1)
-    text = base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+    numbers: list[int] = []
+    for cursor in map(known.get, partitions):
+        if cursor is None:
+            numbers += (0, _NOTHING, 0)
+        else:
+            numbers += (cursor.upper - base, _extent(cursor), 0 if cursor.epoch is None else cursor.epoch + 1)
+    text = encode_opaque((_VERSION, selection, log, base, numbers))
     return text if len(text) <= MAX_ID_CHARACTERS else ""
 
 
-def _extent(cursor: ChangesCursor | None) -> int:
-    """How much was sent, in one number: nothing, not all of the state, or all changes up to a distance."""
-    if cursor is None:
-        return _NOTHING
+def _extent(cursor: ChangesCursor) -> int:
+    """How much was sent, in one number: not all of the state, or all changes up to a distance."""
     return _ALL + cursor.upper - cursor.since if cursor.whole else _PART
 
 
 def decode_id(text: str, selection: bytes, partitions: Sequence[int]) -> dict[int, ChangesCursor]:
     """The cursors in an id, none of one that belongs to another selection; raises ``ValueError``."""
-    try:
-        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        if raw[0] != _VERSION or len(raw) < 1 + 2 * _DIGEST_BYTES:
-            raise ValueError("not an id")
-        found, rest = raw[1 : 1 + _DIGEST_BYTES], raw[1 + _DIGEST_BYTES :]
-        log, (base, *numbers) = rest[:_DIGEST_BYTES], read_leb128(rest[_DIGEST_BYTES:])
-    except (binascii.Error, IndexError) as error:
-        raise ValueError("not an id") from error
+    _, found, log, base, numbers = decode_opaque(text, _decode)
     if found != selection or len(numbers) != 3 * len(partitions):
         return {}
     cursors = {}
