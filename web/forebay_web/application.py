@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from html import escape
 from importlib.resources import files
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
@@ -338,11 +339,6 @@ def _answer_errors_as_problems(app: FastAPI, tier: str) -> None:
             response.headers["allow"] = ", ".join(sorted(_methods(app, request.scope)))
         return response
 
-    async def on_validation(request: Request, error: Exception) -> Response:
-        errors = error.errors() if hasattr(error, "errors") else []
-        found = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in errors)
-        return respond(problem_answer(BadRequest(found or "The request is not valid.")))
-
     async def on_crash(request: Request, error: Exception) -> Response:
         trace = current.get() or RequestTrace.made()
         # The line that is logged has it, by which the answer's is found.
@@ -351,11 +347,8 @@ def _answer_errors_as_problems(app: FastAPI, tier: str) -> None:
         problem = problem_answer(InternalError("The service failed; its log says why."))
         return respond(trace.stated(problem, tier))
 
-    from fastapi.exceptions import RequestValidationError
-
     app.add_exception_handler(Problem, on_problem)
     app.add_exception_handler(HTTPException, on_http)
-    app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(Exception, on_crash)
 
 
@@ -385,9 +378,10 @@ def _add_ops_routes(
 
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
-        collected = _Collected(await collect())
+        collected = await collect()
+        collector = cast(Collector, SimpleNamespace(collect=lambda: collected))
         # Of thousands of replicas the text takes a quarter of a second, in which no read would be answered.
-        text = await asyncio.to_thread(generate_latest, collected)
+        text = await asyncio.to_thread(generate_latest, collector)
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     def add(path: str, endpoint: Callable[..., Awaitable[Response]], answers: dict[int | str, Any]) -> None:
@@ -406,16 +400,6 @@ def _add_ops_routes(
     add_api_page(app)
     for path in ("/openapi.json", "/docs"):
         app.add_api_route(path, _options, methods=["OPTIONS"], include_in_schema=False)
-
-
-class _Collected(Collector):
-    """Metrics that were collected before."""
-
-    def __init__(self, metrics: list[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> list[Metric]:
-        return self._metrics
 
 
 async def _options() -> Response:
