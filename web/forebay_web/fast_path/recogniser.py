@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
 from forebay.request_trace import RequestTrace, cut_out
@@ -80,21 +81,12 @@ class RecognisedBatch(NamedTuple):
         return "POST", f"/v1/stores/{self.template.store}/batch-get"
 
 
-class _HeaderBlocks(dict[bytes, tuple[bytes, bytes, bytes, bytes] | None]):
-    """Which header blocks are ordinary. Clients repeat theirs, so a bounded number of verdicts is cached.
-
-    The verdict is origin, authorization, host and forwarded for a block that is ordinary for a request without a
-    body, else None.
-    """
-
-    def __missing__(self, block: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
-        if len(self) >= _MAX_BLOCKS:
-            self.clear()
-        headers = classify_headers(block)
-        return self.setdefault(block, None if headers is None or headers.length or headers.frames else headers[:4])
-
-
-_BLOCKS = _HeaderBlocks()
+@lru_cache(maxsize=_MAX_BLOCKS)
+def _ordinary(block: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
+    """Origin, authorization, host and forwarded of a header block that is ordinary for a request without a body,
+    else None. Clients repeat theirs."""
+    headers = classify_headers(block)
+    return None if headers is None or headers.length or headers.frames else headers[:4]
 
 
 def is_segment(segment: bytes) -> bool:
@@ -111,7 +103,7 @@ def recognise(data: bytes, at: int = 0) -> RecognisedRead | None:
     head_end = data.find(_HEAD_END, line_end)
     if head_end < 0 or head_end - at > _MAX_HEAD_BYTES:
         return None
-    headers = _BLOCKS[data[line_end:head_end]]
+    headers = _ordinary(data[line_end:head_end])
     if headers is None:
         return None
     store, segment, query = line.groups(b"")
