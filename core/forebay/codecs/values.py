@@ -11,9 +11,9 @@ import base64
 import json
 import struct
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from typing import Protocol
 
+from forebay.bounded_cache import remembered
 from forebay.codecs.keys import (
     AS_IT_IS_IN_JSON,
     AvroKey,
@@ -199,15 +199,6 @@ class RegisteredValue:
 _AVRO_KEY = AvroKey()
 _REMEMBERED_KEYS = 8_192
 _REMEMBERED_BYTES = 128
-"""Longer keys are decoded each time: the cache must be bounded in bytes."""
-
-
-def decoded_key(written: bytes) -> tuple[bytes, int]:
-    """The plain bytes of a key of ``avro`` as others write it, and the id of its schema.
-
-    Raises ``ValueError`` for what is no such key, and ``SchemaUnavailable`` if its schema is not known yet.
-    """
-    return _remembered_key(written) if len(written) <= _REMEMBERED_BYTES else _decoded_key(written)
 
 
 def _decoded_key(written: bytes) -> tuple[bytes, int]:
@@ -221,8 +212,12 @@ def _decoded_key(written: bytes) -> tuple[bytes, int]:
         raise ValueError(f"the schema {schema_id} does not decode it: {error or type(error).__name__}") from None
 
 
-_remembered_key = lru_cache(maxsize=_REMEMBERED_KEYS)(_decoded_key)
-"""A key is decoded when it is checked, and again when it is applied."""
+decoded_key = remembered(_decoded_key, _REMEMBERED_KEYS, _REMEMBERED_BYTES)
+"""The plain bytes of a key of ``avro`` as others write it, and the id of its schema.
+
+Raises ``ValueError`` for what is no such key, and ``SchemaUnavailable`` if its schema is not known yet. A key is
+decoded when it is checked, and again when it is applied.
+"""
 
 
 class JsonSchemaValue:
