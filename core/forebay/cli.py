@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -125,23 +124,18 @@ def settings_options(tier: Tier) -> Callable[[Callable[..., None]], Callable[...
     return decorate
 
 
-def worker_settings(*names: str, optional: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def worker_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command flags for some of a worker's settings; it is called with each by its name.
 
-    They are read as a worker reads them, from the same config file too. If they are ``optional``, one that is
-    required of a worker is None where it is not given.
+    They are read as a worker reads them, from the same config file too.
     """
-    table = tuple(
-        replace(setting, required=setting.required and not optional)
-        for setting in settings_for("worker")
-        if setting.name in names
-    )
+    table = tuple(setting for setting in settings_for("worker") if setting.name in names)
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def command(config: Path | None, **given: Any) -> None:
             flags = {name: given.pop(name) for name in names}
-            function(**load_some("worker", names, flags, config=config, optional=optional), **given)
+            function(**load_some("worker", names, flags, config=config), **given)
 
         return _with_flags(command, table)
 

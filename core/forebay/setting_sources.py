@@ -50,13 +50,8 @@ def load_some(
     flags: Mapping[str, str | None],
     environment: Mapping[str, str] | None = None,
     config: Path | None = None,
-    *,
-    optional: bool = False,
 ) -> dict[str, Any]:
-    """Only the settings of these names; the config file may have all of the tier's.
-
-    Raises ``SettingError``, unless they are ``optional`` also for a required one that is nowhere given.
-    """
+    """Only the settings of these names; the config file may have all of the tier's. Raises ``SettingError``."""
     environment = os.environ if environment is None else environment
     table = settings_for(tier)
     file = _read_config(config, table) if config else {}
@@ -70,7 +65,7 @@ def load_some(
             source, raw = setting.environment, environment[setting.environment]
         elif setting.name in file:
             source, raw = f"{config}: {setting.name}", file[setting.name]
-        elif setting.required and not optional:
+        elif setting.required:
             raise SettingError(f"{setting.flag} is missing; give it, or set {setting.environment}.")
         else:
             source, raw = "default", setting.default
