@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, TypeAlias
 from zlib import crc32
@@ -59,7 +58,6 @@ class ExpiryRule(Protocol):
         """The stored keys of those of some successive entries that have expired."""
 
 
-@dataclass(frozen=True)
 class ExpiryByEnd:
     """A window or session expires a time after its end."""
 
@@ -76,7 +74,6 @@ class ExpiryByEnd:
         return [key for key, _ in pairs if parse(key).times_ms[0] < oldest_ms]
 
 
-@dataclass(frozen=True)
 class ExpiryBySuccessor:
     """A version expires once its successor was already in force when history begins."""
 
@@ -97,7 +94,6 @@ class ExpiryBySuccessor:
         ]
 
 
-@dataclass(frozen=True)
 class ExpiryByAge:
     """A value expires a time after its record's timestamp, by the clock."""
 
@@ -121,8 +117,8 @@ Columns: TypeAlias = list[tuple[int, ...]]
 class StoreKind(KeyLayout, Protocol):
     """All that differs between kinds of stores, except what their layers' own tables have.
 
-    A kind is a frozen object. What it does not define is as stated here. Those that ask it in a loop take its
-    functions out of the loop.
+    A kind has no state. What it does not define is as stated here. Those that ask it in a loop take its functions
+    out of the loop.
     """
 
     items: str
@@ -218,7 +214,6 @@ def split_windowed(layout: KeyLayout, key: bytes) -> LogicalKey:
     return LogicalKey(key[:cut], struct.unpack(f">{layout.times}q", key[cut:]))
 
 
-@dataclass(frozen=True)
 class LatestKind(StoreKind):
     """The layout is that of versions, with the order in place of the timestamp."""
 
@@ -246,7 +241,6 @@ class LatestKind(StoreKind):
         return encode
 
 
-@dataclass(frozen=True)
 class SchemaKeyKind(StoreKind):
     """A key is followed by the id of the schema that it was written with, and a check sum of what was written.
 
@@ -277,7 +271,6 @@ class SchemaKeyKind(StoreKind):
         return max(pairs, key=lambda pair: timestamp_ms_of(pair[1]), default=None)
 
 
-@dataclass(frozen=True)
 class KeyValueKind(StoreKind):
     """A key is stored as its codec orders it, and nothing follows."""
 
@@ -303,7 +296,6 @@ class KeyValueKind(StoreKind):
         return LogRetention(records_ms=store.ttl_ms)
 
 
-@dataclass(frozen=True)
 class WindowKind(StoreKind):
     """A key is followed by its window's start."""
 
@@ -340,7 +332,6 @@ class WindowKind(StoreKind):
         return store.window_size_ms or 0
 
 
-@dataclass(frozen=True)
 class SessionKind(StoreKind):
     """A key is followed by its session's end, then its start."""
 
@@ -380,7 +371,6 @@ class SessionKind(StoreKind):
         return 0
 
 
-@dataclass(frozen=True)
 class VersionedKind(StoreKind):
     """A key is followed by its record's timestamp."""
 
