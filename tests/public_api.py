@@ -56,7 +56,7 @@ def _of_object(path: str, value: Any) -> Iterator[str]:
 
 def _of_class(path: str, cls: type) -> Iterator[str]:
     """The class, with what it has beside the members of a base that is public too."""
-    bases = ", ".join(base.__name__ for base in cls.__bases__ if base is not object)
+    bases = ", ".join(base.__name__ for base in cls.__bases__ if base is not object and base.__name__[0] != "_")
     yield f"{path}({bases})" if bases else path
     known = {name for base in cls.__bases__ if _is_public(base) for name in dir(base)}
     members = {

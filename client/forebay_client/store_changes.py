@@ -32,8 +32,8 @@ _TIMED = frozenset(kind.name for kind in STORE_KINDS.values() if not kind.has_si
 
 
 @dataclass(frozen=True)
-class Values:
-    """Items of one partition with their present values, each the newest of its key."""
+class _Items:
+    """Items of one partition, and which replica they are of."""
 
     store: str
     items: tuple[Item, ...]
@@ -45,18 +45,12 @@ class Values:
         return self.source.lag
 
 
-@dataclass(frozen=True)
-class Absent:
+class Values(_Items):
+    """Items of one partition with their present values, each the newest of its key."""
+
+
+class Absent(_Items):
     """Items of one partition that were deleted; their value and timestamp are None."""
-
-    store: str
-    items: tuple[Item, ...]
-    source: ReplicaInfo
-
-    @property
-    def lag(self) -> Lag:
-        """How far behind that is."""
-        return self.source.lag
 
 
 @dataclass(frozen=True)
