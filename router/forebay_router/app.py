@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -14,25 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from forebay.authentication import Authenticator
 from forebay.clock import boot_ms
-from forebay.errors import (
-    BadKey,
-    BadParameter,
-    DeadlineExceeded,
-    HistoryExpired,
-    LagExceedsTolerance,
-    NoReplica,
-    NotReady,
-    Overloaded,
-    PartitionerMismatch,
-    PartitionerMissing,
-    PositionOfAnotherLog,
-    Problem,
-    RecordTooOld,
-    UnknownKey,
-    UnknownPartitioner,
-    UnknownStore,
-    WrongStoreKind,
-)
+from forebay.errors import DeadlineExceeded, NoReplica, PartitionerMissing, Problem
 from forebay.timeouts import running_timeout
 from forebay.wire.answer_schemas.status import RouterProcess, RouterStatus
 from forebay.wire.answers import problem_answer
@@ -59,8 +42,10 @@ from forebay_web.processes.process_slot import SINGLE_PROCESS, ProcessSlot
 from forebay_web.request_guard import access_of, require_followed, require_listed
 from forebay_web.routes import (
     BATCH_ROUTE,
+    CHANGES_PROBLEMS,
     CHANGES_ROUTE,
     EXPLAINED_PATHS,
+    READ_PROBLEMS,
     READ_ROUTES,
     STORE_CHANGES_ROUTE,
     Endpoint,
@@ -71,65 +56,15 @@ from forebay_web.routes import (
     crashes_counted,
     cursor_of_body,
 )
-from forebay_web.store_changes.feed import ChangesFeeds
-from forebay_web.store_changes.follower import open_stream
+from forebay_web.store_changes.follower import stream_endpoint
 from forebay_web.store_changes.selection import make_selection
 from forebay_web.streamed_response import StreamedResponse, for_client
 from forebay_web.tickets import Tickets, ticket_key_of
 
 log = logging.getLogger(__name__)
 _CATCH_UP_S = 5.0
-_READ_PROBLEMS: tuple[type[Problem], ...] = (
-    BadKey,
-    BadParameter,
-    HistoryExpired,
-    UnknownKey,
-    UnknownStore,
-    WrongStoreKind,
-    PositionOfAnotherLog,
-    LagExceedsTolerance,
-    RecordTooOld,
-    Overloaded,
-    NoReplica,
-    NotReady,
-    PartitionerMismatch,
-    PartitionerMissing,
-    DeadlineExceeded,
-)
-_CHANGES_PROBLEMS = (
-    BadKey,
-    BadParameter,
-    UnknownStore,
-    WrongStoreKind,
-    PositionOfAnotherLog,
-    UnknownPartitioner,
-    PartitionerMissing,
-    Overloaded,
-)
-
-
-def _stream_endpoint(router: Router, metrics: RouterMetrics, feeds: ChangesFeeds) -> Endpoint:
-    route = STORE_CHANGES_ROUTE
-
-    async def endpoint(request: Request) -> Response:
-        query, store = request.scope["query_string"], request.path_params["store"]
-        try:
-            parameters = parse_parameters(query, route.parameters)
-            spec = parameters.written(router.spec(store))
-            selection = make_selection(spec, parameters)
-            require_followed(request.scope, spec, parameters)
-            source = RoutedSource(router, selection, parameters, query)
-            timeout_ms = router.timeout_ms(parameters)
-            response = await open_stream(
-                request, source, parameters, timeout_ms, feeds, router.limits, router.streams
-            )
-        except Problem as problem:
-            metrics.count(route.path, problem.status, store, problem.name)
-            return respond(problem_answer(problem))
-        metrics.count(route.path, response.status_code, store)
-        return response
-
-    return endpoint
+_READ_PROBLEMS = (*READ_PROBLEMS, NoReplica, PartitionerMissing, DeadlineExceeded)
+_CHANGES_PROBLEMS = (*CHANGES_PROBLEMS, PartitionerMissing)
 
 
 def make_app(
@@ -181,7 +116,9 @@ def make_app(
         add(route, _READ_PROBLEMS, _endpoint(router, route, metrics))
     add(BATCH_ROUTE, _READ_PROBLEMS, _batch_endpoint(router, metrics))
     add(CHANGES_ROUTE, _CHANGES_PROBLEMS, _changes_endpoint(router, metrics))
-    add(STORE_CHANGES_ROUTE, _CHANGES_PROBLEMS, _stream_endpoint(router, metrics, ChangesFeeds()))
+    count = partial(metrics.count, STORE_CHANGES_ROUTE.path)
+    stream = stream_endpoint(partial(_source_of, router), count, router.limits, router.streams)
+    add(STORE_CHANGES_ROUTE, _CHANGES_PROBLEMS, stream)
     add_ticket_route(app, tickets, router.spec, router.limits)
     add_document_routes(app, router, status, RouterStatus)
     add_console_page(app)
@@ -348,3 +285,12 @@ def _changes(router: Router, request: Request) -> RoutedChanges:
     parameters = resumed(parse_parameters(request.scope["query_string"], CHANGES_ROUTE.parameters), seen)
     store, key = request.path_params["store"], request.path_params["key"].encode("ascii")
     return RoutedChanges(router, store, key, parameters, resuming=bool(seen))
+
+
+def _source_of(router: Router, request: Request) -> tuple[RoutedSource, ReadParameters, int]:
+    query = request.scope["query_string"]
+    parameters = parse_parameters(query, STORE_CHANGES_ROUTE.parameters)
+    spec = parameters.written(router.spec(request.path_params["store"]))
+    selection = make_selection(spec, parameters)
+    require_followed(request.scope, spec, parameters)
+    return RoutedSource(router, selection, parameters, query), parameters, router.timeout_ms(parameters)

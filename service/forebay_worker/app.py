@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -14,25 +15,13 @@ from fastapi.responses import Response
 from forebay.authentication import Authenticator
 from forebay.clock import boot_ms
 from forebay.errors import (
-    BadKey,
-    BadParameter,
-    HistoryExpired,
-    LagExceedsTolerance,
     LogDiverged,
     NotActive,
     NotHostedHere,
-    NotReady,
-    Overloaded,
-    PartitionerMismatch,
     PositionNotReached,
-    PositionOfAnotherLog,
     Problem,
-    RecordTooOld,
     SchemaUnavailable,
-    UnknownKey,
     UnknownPartitioner,
-    UnknownStore,
-    WrongStoreKind,
 )
 from forebay.event_loop_turns import in_turns
 from forebay.lag import Lag
@@ -56,8 +45,10 @@ from forebay_web.processes.process_slot import SINGLE_PROCESS, ProcessSlot
 from forebay_web.request_guard import access_of, require_listed
 from forebay_web.routes import (
     BATCH_ROUTE,
+    CHANGES_PROBLEMS,
     CHANGES_ROUTE,
     EXPLAINED_PATHS,
+    READ_PROBLEMS,
     READ_ROUTES,
     STORE_CHANGES_ROUTE,
     Endpoint,
@@ -68,10 +59,10 @@ from forebay_web.routes import (
     crashes_counted,
     cursor_of_body,
 )
-from forebay_web.store_changes.feed import ChangesFeeds
+from forebay_web.store_changes.follower import stream_endpoint
 from forebay_web.streamed_response import for_client
 from forebay_web.tickets import Tickets, ticket_key_of
-from forebay_worker.changes_routes import add_pages_route, stream_endpoint
+from forebay_worker.changes_routes import add_pages_route, followed_source
 from forebay_worker.metrics import WorkerMetrics
 from forebay_worker.reads.admission import Refused
 from forebay_worker.reads.key_changes import KeyChanges
@@ -84,35 +75,14 @@ _TIME_TO_ANSWER_MS = 20
 """Time reserved at the end of a vain wait, to tell the client why."""
 _CURSOR_WAIT_MS = 500
 """How long a later page waits for its replica to reach the position of the previous page."""
-_READ_PROBLEMS: tuple[type[Problem], ...] = (
-    BadKey,
-    BadParameter,
-    HistoryExpired,
-    UnknownKey,
-    UnknownStore,
-    WrongStoreKind,
-    PositionOfAnotherLog,
+_READ_PROBLEMS = (
+    *READ_PROBLEMS,
     UnknownPartitioner,
-    LagExceedsTolerance,
-    RecordTooOld,
     PositionNotReached,
     NotActive,
     NotHostedHere,
-    NotReady,
     LogDiverged,
-    PartitionerMismatch,
     SchemaUnavailable,
-    Overloaded,
-)
-
-_CHANGES_PROBLEMS = (
-    BadKey,
-    BadParameter,
-    UnknownStore,
-    WrongStoreKind,
-    PositionOfAnotherLog,
-    UnknownPartitioner,
-    Overloaded,
 )
 
 
@@ -161,8 +131,14 @@ def make_app(
     for route in READ_ROUTES:
         add(route, _READ_PROBLEMS, _endpoint(worker, route, metrics))
     add(BATCH_ROUTE, _READ_PROBLEMS, _batch_endpoint(worker, metrics))
-    add(CHANGES_ROUTE, _CHANGES_PROBLEMS, _changes_endpoint(worker, metrics))
-    add(STORE_CHANGES_ROUTE, (*_CHANGES_PROBLEMS, NotHostedHere), stream_endpoint(worker, metrics, ChangesFeeds()))
+    add(CHANGES_ROUTE, CHANGES_PROBLEMS, _changes_endpoint(worker, metrics))
+    stream = stream_endpoint(
+        partial(followed_source, worker),
+        lambda status, *_: metrics.count(STORE_CHANGES_ROUTE.path, status),
+        worker.limits,
+        worker.streams,
+    )
+    add(STORE_CHANGES_ROUTE, (*CHANGES_PROBLEMS, NotHostedHere), stream)
     add_pages_route(app, worker, metrics)
     add_ticket_route(app, tickets, worker.spec, worker.limits)
     add_document_routes(app, worker, status, WorkerStatus)

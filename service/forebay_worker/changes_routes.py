@@ -14,8 +14,6 @@ from forebay.wire.parameters import WORKER_PARAMETERS, ReadParameters, parse_par
 from forebay_web.application import body_of, respond
 from forebay_web.request_guard import require_followed
 from forebay_web.routes import STORE_CHANGES_ROUTE, Endpoint, crashes_counted
-from forebay_web.store_changes.feed import ChangesFeeds
-from forebay_web.store_changes.follower import open_stream
 from forebay_web.store_changes.pages import CHANGES_MEDIA_TYPE, ChangesPage, PagesRequest, encode_outcomes
 from forebay_web.store_changes.selection import KeySelection, make_selection
 from forebay_web.streamed_response import for_client
@@ -43,24 +41,12 @@ def _followed(worker: Worker, request: Request) -> tuple[KeySelection, ReadParam
     return selection, parameters
 
 
-def stream_endpoint(worker: Worker, metrics: WorkerMetrics, feeds: ChangesFeeds) -> Endpoint:
-    """The endpoint of ``GET /v1/stores/{store}/changes``."""
-
-    async def endpoint(request: Request) -> Response:
-        try:
-            selection, parameters = _followed(worker, request)
-            held = held_partitions(worker.admission, selection, parameters.partition)
-            source = StoreChanges(worker.admission, selection, parameters, held)
-            timeout_ms = parameters.allowed_ms(worker.settings.request_timeout_ms)
-            response = await open_stream(
-                request, source, parameters, timeout_ms, feeds, worker.limits, worker.streams
-            )
-        except Problem as problem:
-            response = respond(problem_answer(problem))
-        metrics.count(STORE_CHANGES_ROUTE.path, response.status_code)
-        return response
-
-    return endpoint
+def followed_source(worker: Worker, request: Request) -> tuple[StoreChanges, ReadParameters, int]:
+    """What a client's request follows, its parameters, and its time-out in milliseconds; raises ``Problem``."""
+    selection, parameters = _followed(worker, request)
+    held = held_partitions(worker.admission, selection, parameters.partition)
+    source = StoreChanges(worker.admission, selection, parameters, held)
+    return source, parameters, parameters.allowed_ms(worker.settings.request_timeout_ms)
 
 
 def _pages_endpoint(worker: Worker, metrics: WorkerMetrics) -> Endpoint:

@@ -16,15 +16,24 @@ from starlette.requests import ClientDisconnect
 
 from forebay.errors import (
     AnswerTooLarge,
+    BadKey,
     BadParameter,
     BadRequest,
     BodyTooLarge,
+    HistoryExpired,
     HttpVersionNotSupported,
     InternalError,
+    LagExceedsTolerance,
     NotReady,
     Overloaded,
+    PartitionerMismatch,
+    PositionOfAnotherLog,
     Problem,
+    RecordTooOld,
+    UnknownKey,
+    UnknownPartitioner,
     UnknownStore,
+    WrongStoreKind,
 )
 from forebay.store_spec import StoreSpec
 from forebay.wire.answer_schemas.components import reference
@@ -164,6 +173,33 @@ STORE_CHANGES_ROUTE = ReadRoute(
         "worst of all partitions, once all that is known was sent; `problem` while partitions cannot be read."
     },
 )
+
+
+READ_PROBLEMS: tuple[type[Problem], ...] = (
+    BadKey,
+    BadParameter,
+    HistoryExpired,
+    UnknownKey,
+    UnknownStore,
+    WrongStoreKind,
+    PositionOfAnotherLog,
+    LagExceedsTolerance,
+    RecordTooOld,
+    Overloaded,
+    NotReady,
+    PartitionerMismatch,
+)
+"""Those of reads on both tiers."""
+CHANGES_PROBLEMS: tuple[type[Problem], ...] = (
+    BadKey,
+    BadParameter,
+    UnknownStore,
+    WrongStoreKind,
+    PositionOfAnotherLog,
+    UnknownPartitioner,
+    Overloaded,
+)
+"""Those of streams on both tiers."""
 
 
 def crashes_counted(path: str, endpoint: Endpoint, count: Callable[[str, int], None]) -> Endpoint:

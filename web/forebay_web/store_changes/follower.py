@@ -9,20 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from fastapi import Request
 from fastapi.responses import Response
 
 from forebay.clock import boot_ms
 from forebay.errors import LagExceedsTolerance, NotHostedHere, Problem
-from forebay.wire.answers import json_body, lag_json
+from forebay.wire.answers import json_body, lag_json, problem_answer
 from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient
 from forebay.wire.parameters import ReadParameters, split_query
 from forebay.wire.server_sent_events import EncodedEvents, Event
+from forebay_web.application import respond
 from forebay_web.event_streams import Events, EventStreams
 from forebay_web.follower_wakeups import wait_until
 from forebay_web.limits import Held, Limits
+from forebay_web.routes import Endpoint
 from forebay_web.store_changes.cursors import ChangesCursor, decode_id, encode_id
 from forebay_web.store_changes.feed import PAGE_BYTES, ChangesFeed, ChangesFeeds, PartitionFeed, Source
 from forebay_web.store_changes.pages import ChangesPage
@@ -337,21 +339,36 @@ def _later(cursor: ChangesCursor, polled: ChangesCursor) -> ChangesCursor:
     return polled._replace(upper=max(cursor.upper, polled.upper)) if polled.reaches(cursor) else cursor
 
 
-async def open_stream(
-    request: Request,
-    source: Source,
-    parameters: ReadParameters,
-    timeout_ms: int,
-    feeds: ChangesFeeds,
+def stream_endpoint(
+    source_of: Callable[[Request], tuple[Source, ReadParameters, int]],
+    count: Callable[[int, str, str], None],
     limits: Limits,
     streams: EventStreams,
-) -> Response:
-    """The response that streams a source's changes; raises ``Problem``."""
-    peer = limits.peers.of(request.scope)
-    cursors = _resumed(request.headers.get("last-event-id"), source.selection)
-    memory = limits.memory_of(peer)
-    follower = StoreFollower(source, cursors, memory, parameters.lag_interval_ms, timeout_ms)
-    return await streams.open(follower.events(feeds, _query(request, source)), request.receive, peer)
+) -> Endpoint:
+    """The endpoint of streams of many keys.
+
+    ``source_of`` gives what a request follows, with its parameters and its time-out in milliseconds, or raises
+    ``Problem``. ``count`` is called with an answer's status, the store, and the name of the problem if it is one.
+    """
+    feeds = ChangesFeeds()
+
+    async def endpoint(request: Request) -> Response:
+        store, name = request.path_params["store"], ""
+        try:
+            source, parameters, timeout_ms = source_of(request)
+            peer = limits.peers.of(request.scope)
+            cursors = _resumed(request.headers.get("last-event-id"), source.selection)
+            memory = limits.memory_of(peer)
+            follower = StoreFollower(source, cursors, memory, parameters.lag_interval_ms, timeout_ms)
+            events = follower.events(feeds, _query(request, source))
+            response: Response = await streams.open(events, request.receive, peer)
+        except Problem as problem:
+            name = problem.name
+            response = respond(problem_answer(problem))
+        count(response.status_code, store, name)
+        return response
+
+    return endpoint
 
 
 def _query(request: Request, source: Source) -> object:
