@@ -204,9 +204,7 @@ def test_a_certificate_is_replaced_under_a_running_process(authority, trusting, 
         assert shown() == pem(first)
         # A key of another certificate, as it is for a moment while both are replaced.
         key.write_bytes(second.private_key_pem.bytes())
-        wait_until(
-            lambda: shown() == pem(first) and "does not belong to the key" in cluster.logs(), "the mismatch"
-        )
+        wait_until(lambda: shown() == pem(first) and "KEY_VALUES_MISMATCH" in cluster.logs(), "the mismatch")
         put(directory, second)
         wait_until(lambda: shown() == pem(second), "the new certificate")
         put(directory, first)
@@ -258,14 +256,14 @@ def test_files_that_cannot_be_used_are_named(authority, tmp_path):
     locked.write_bytes(loaded.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
     empty = tmp_path / "empty.pem"
     empty.write_text("\n")
-    with pytest.raises(SettingError, match=r"locked\.key, is encrypted"):
+    with pytest.raises(SettingError, match=r"locked\.key: .*the key is encrypted"):
         listener_tls(chain, locked)
     with pytest.raises(SettingError, match=r"none\.key cannot be used: No such file"):
         listener_tls(chain, tmp_path / "none.key")
     other = tmp_path / "other.key"
     other.write_bytes(authority.issue("localhost").private_key_pem.bytes())
     for certificate, given, words in (
-        (chain, other, "does not belong to the key in .*other\\.key"),
+        (chain, other, r"the key in .*other\.key: KEY_VALUES_MISMATCH\. Give the two that were issued together"),
         (key, key, "contains no certificate in PEM form"),
         (chain, chain, "contains no private key in PEM form"),
     ):
