@@ -13,12 +13,15 @@ import logging.handlers
 import queue
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Annotated, Any, Literal, NamedTuple, TextIO, TypeAlias
 from urllib.parse import unquote
+
+import msgspec
+from msgspec import Meta, Struct
 
 from forebay.bearer_tokens import BearerTokens, TokenHolder
 from forebay.clock import boot_ms, epoch_ms, time_text
@@ -26,12 +29,11 @@ from forebay.errors import BadKey, Forbidden
 from forebay.reloaded_file import ReloadedFile
 from forebay.request_trace import current
 from forebay.store_spec import StoreSpec
-from forebay.toml_tables import did_you_mean
 
-VERBS = ("read", "list", "follow", "metadata", "admin")
+Verb: TypeAlias = Literal["read", "list", "follow", "metadata", "admin"]
 """``read`` is of keys that are named, ``list`` of all keys, ``follow`` of streams, ``metadata`` of stores, hosts
 and lags, and ``admin`` of what shows all of a process."""
-_FIELDS = {"principal", "claim", "stores", "verbs", "key_prefix"}
+_Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 _MAX_REMEMBERED = 4_096
 _MAX_AUDIT_LINES = 10_000
 """Waiting to be written; what is beyond is dropped and counted."""
@@ -46,17 +48,21 @@ _TICKETS = "/v1/tickets"
 """Its body names the store; whoever issues the ticket checks that."""
 
 
-class Grant(NamedTuple):
+class Grant(Struct, frozen=True, forbid_unknown_fields=True):
     """One line of the table."""
 
-    principal: str | None
-    claims: Mapping[str, str]
-    """What an issuer's token must claim: each the value itself, or one of a list."""
-    stores: tuple[str, ...]
+    stores: Annotated[tuple[_Text, ...], Meta(min_length=1)]
     """Names, or patterns with ``*`` and ``?``."""
-    verbs: frozenset[str]
-    key_prefix: str
+    verbs: Annotated[frozenset[Verb], Meta(min_length=1)]
+    principal: str | None = None
+    claims: dict[str, str] = msgspec.field(default_factory=dict, name="claim")
+    """What an issuer's token must claim: each the value itself, or one of a list."""
+    key_prefix: str = ""
     """What keys begin with, as texts in a path; empty for all."""
+
+    def __post_init__(self) -> None:
+        if self.principal is None and not self.claims:
+            raise ValueError("needs a principal, the name of a token or the subject of one, or a claim")
 
     def is_for(self, holder: TokenHolder) -> bool:
         """Whether it is a principal's."""
@@ -216,43 +222,13 @@ class GrantedTokens(BearerTokens):
         self._audit.write("refused", principal=principal, verb=needed.verb, store=needed.store)
 
 
+class _GrantsDocument(Struct, forbid_unknown_fields=True):
+    grant: list[Grant] = []
+
+
 def read_grants(text: str) -> tuple[Grant, ...]:
     """The grants of a TOML document; raises ``ValueError``."""
-    document = tomllib.loads(text)
-    tables = document.pop("grant", [])
-    if document or not isinstance(tables, list):
-        raise ValueError("it has something other than [[grant]] tables")
-    return tuple(_grant(table, number) for number, table in enumerate(tables, 1))
-
-
-def _grant(table: Any, number: int) -> Grant:
-    where = f"grant {number}"
-    if not isinstance(table, dict):
-        raise ValueError(f"{where} is no table")
-    unknown = sorted(table.keys() - _FIELDS)
-    if unknown:
-        meant = did_you_mean(unknown[0], _FIELDS, f"it may have {', '.join(sorted(_FIELDS))}")
-        raise ValueError(f"{where} has an unknown field {unknown[0]!r}; {meant}")
-    principal, claims = table.get("principal"), table.get("claim", {})
-    if not isinstance(claims, dict) or not all(isinstance(value, str) for value in claims.values()):
-        raise ValueError(f'{where}: claim is no table of texts, such as {{ groups = "analysts" }}')
-    if not isinstance(principal, str | None) or (principal is None and not claims):
-        raise ValueError(f"{where} needs a principal, the name of a token or the subject of one, or a claim")
-    stores, verbs = (_texts(table, item, where) for item in ("stores", "verbs"))
-    for verb in verbs:
-        if verb not in VERBS:
-            raise ValueError(f"{where} has the verb {verb!r}; there are {', '.join(VERBS)}")
-    prefix = table.get("key_prefix", "")
-    if not isinstance(prefix, str):
-        raise ValueError(f"{where}: key_prefix is no text")
-    return Grant(principal, claims, stores, frozenset(verbs), prefix)
-
-
-def _texts(table: Mapping[str, Any], item: str, where: str) -> tuple[str, ...]:
-    found = table.get(item)
-    if not isinstance(found, list) or not found or not all(isinstance(one, str) and one for one in found):
-        raise ValueError(f"{where} needs {item}, a list of texts")
-    return tuple(found)
+    return tuple(msgspec.convert(tomllib.loads(text), _GrantsDocument).grant)
 
 
 class AuditLog:
