@@ -8,7 +8,6 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from html import escape
 from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any, cast
@@ -50,45 +49,11 @@ from forebay_web.large_answers import LargeAnswer, LargeResponse
 from forebay_web.limits import Held
 from forebay_web.request_guard import OPEN_PATHS, Guard, HostGuard, is_unknown
 from forebay_web.request_tracing import RequestTracing
+from forebay_web.static_files import add_page
 from forebay_web.tickets import TicketParameter, Tickets, followed
 
 log = logging.getLogger(__name__)
 
-_PATH = "/docs"
-_FILES = {
-    "swagger-ui-bundle.js": "text/javascript",
-    "swagger-ui.css": "text/css",
-    "favicon.png": "image/png",
-}
-"""Those of the package ``fastapi_offline`` that the page needs, and their types."""
-_HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-}
-# Relative, as a proxy may have the API below a path of its own.
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>%s</title>
-<link rel="stylesheet" href="docs/swagger-ui.css">
-<link rel="icon" href="docs/favicon.png">
-</head>
-<body>
-<div id="swagger-ui"></div>
-<script src="docs/swagger-ui-bundle.js"></script>
-<script src="docs/start.js"></script>
-</body>
-</html>
-"""
-_START = """SwaggerUIBundle({
-  url: "openapi.json",
-  dom_id: "#swagger-ui",
-  deepLinking: true,
-  validatorUrl: null,
-});
-"""
 _NATURAL = {"type": "integer", "minimum": 0}
 _STRING = {"type": "string"}
 
@@ -136,24 +101,11 @@ _TAGS = {
 """In the order of the documentation."""
 
 
-def add_api_page(app: FastAPI) -> None:
-    """Serve the page and what it loads, none of which is in the OpenAPI document."""
-    _add(app, _PATH, _PAGE % escape(app.title), "text/html")
-    _add(app, f"{_PATH}/start.js", _START, "text/javascript")
-    for name, media_type in _FILES.items():
-        _add(app, f"{_PATH}/{name}", None, media_type)
-
-
-def _add(app: FastAPI, path: str, text: str | None, media_type: str) -> None:
-    def answer() -> Response:
-        content = _asset(path.rpartition("/")[2]) if text is None else text
-        return Response(content, media_type=media_type, headers=_HEADERS)
-
-    app.add_api_route(path, answer, methods=["GET", "HEAD"], include_in_schema=False)
-
-
-def _asset(name: str) -> bytes:
-    return (files("fastapi_offline") / "static" / name).read_bytes()
+def _add_api_page(app: FastAPI) -> None:
+    own, offline = (files(package) / "static" for package in ("forebay_web", "fastapi_offline"))
+    loaded = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")
+    found = [own / "docs.html", own / "start.js", *(offline / name for name in loaded)]
+    add_page(app, "/docs", found, images="'self' data:")
 
 
 class RawPath:
@@ -397,7 +349,7 @@ def _add_ops_routes(
         200: {"description": "OK", "content": {"text/plain": {"schema": {"type": "string"}}}}
     }
     add("/metrics", metrics, {**responses(), **text})
-    add_api_page(app)
+    _add_api_page(app)
     for path in ("/openapi.json", "/docs"):
         app.add_api_route(path, _options, methods=["OPTIONS"], include_in_schema=False)
 
