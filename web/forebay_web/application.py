@@ -341,7 +341,6 @@ def _add_ops_routes(
             path, endpoint, methods=["GET"], tags=["ops"], responses=answers, response_class=Response
         )
         app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
-        app.add_api_route(path, _options, methods=["OPTIONS"], include_in_schema=False)
 
     add("/livez", livez, responses())
     add("/readyz", readyz, responses(NotReady))
@@ -350,12 +349,6 @@ def _add_ops_routes(
     }
     add("/metrics", metrics, {**responses(), **text})
     _add_api_page(app)
-    for path in ("/openapi.json", "/docs"):
-        app.add_api_route(path, _options, methods=["OPTIONS"], include_in_schema=False)
-
-
-async def _options() -> Response:
-    return Response(status_code=200, headers={"allow": "GET, HEAD, OPTIONS"})
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
