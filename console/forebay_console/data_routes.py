@@ -66,15 +66,12 @@ class ConsoleProcess(Surveyed, Protocol):
     @property
     def state(self) -> str:
         """Its state, as in ``/v1/status``."""
-        ...
 
     def application(self) -> tuple[str, str]:
         """Application id and topology fingerprint; raises ``NotReady`` while they are unknown."""
-        ...
 
     def spec(self, store: str) -> StoreSpec:
         """A store's specification; raises ``UnknownStore`` or ``NotReady``."""
-        ...
 
 
 @dataclass
