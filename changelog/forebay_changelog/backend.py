@@ -1,34 +1,17 @@
-"""The interface of a kind of changelog, as its package registers it."""
+"""Opens changelogs of every kind that is installed."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from forebay.backend_registry import load_backend, naming_extra
+from forebay.backend_registry import load_backend
 from forebay_changelog.base import Changelog
 
 CHANGELOG_ENTRY_POINTS = "forebay.changelogs"
-"""The entry points of backends. Each is named after the scheme of its URLs."""
+"""The entry points of functions ``(url: str, *, create: bool) -> Changelog``. Each is named after the scheme of
+its URLs, and raises as ``open_changelog`` does.
 
-
-class ChangelogBackend(Protocol):
-    """Opens the changelogs of one scheme.
-
-    A package that registers one here also registers its worker group in ``forebay.memberships``, and the way in
-    which Spark writes it in ``forebay.destinations``, under the same name. Importing the backend needs no client
-    of the log: only opening one may.
-    """
-
-    form: str
-    """How its URLs look, such as ``sqlite:///DIR``."""
-
-    def open(self, url: str, *, create: bool) -> Changelog:
-        """The changelog at a URL; raises ``SettingError``, and without ``create`` ``ChangelogError`` if there is
-        none."""
-        ...
-
-
-_ROLE = "changelog"
+A package that registers one here also registers its worker group in ``forebay.memberships``, and the way in which
+Spark writes it in ``forebay.destinations``, under the same name.
+"""
 
 
 def open_changelog(url: str, *, create: bool = True) -> Changelog:
@@ -37,6 +20,5 @@ def open_changelog(url: str, *, create: bool = True) -> Changelog:
     Its scheme decides which installed backend opens it. Raises ``SettingError``, ``ExtraMissing`` if the
     backend's packages are not installed, and without ``create`` ``ChangelogError`` if there is none.
     """
-    backend: ChangelogBackend = load_backend(CHANGELOG_ENTRY_POINTS, url, _ROLE)
-    with naming_extra(CHANGELOG_ENTRY_POINTS, url, _ROLE):
-        return backend.open(url, create=create)
+    changelog: Changelog = load_backend(CHANGELOG_ENTRY_POINTS, url, "changelog")(url, create=create)
+    return changelog

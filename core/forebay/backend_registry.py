@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -38,9 +37,12 @@ def load_backend(group: str, url: str, role: str) -> Any:
 
     Raises ``SettingError`` naming what is installed, and ``ExtraMissing`` if it cannot be imported.
     """
-    for entry_point in _registered(group, url):
-        with naming_extra(group, url, role):
+    for entry_point in entry_points(group=group, name=scheme_of(url)):
+        try:
             return entry_point.load()
+        except ImportError as error:
+            missing = extra_missing(f"A {entry_point.name}:// {role}", entry_point.extras, error)
+            raise missing or error from error
     shown = url.partition("?")[0]
     installed = ", ".join(sorted(map(_form, entry_points(group=group)))) or "none"
     raise SettingError(
@@ -49,26 +51,7 @@ def load_backend(group: str, url: str, role: str) -> Any:
     )
 
 
-@contextlib.contextmanager
-def naming_extra(group: str, url: str, role: str) -> Iterator[None]:
-    """Raise ``ExtraMissing`` for a failed import of a package that is in an extra of the URL's backend."""
-    try:
-        yield
-    except ImportError as error:
-        for entry_point in _registered(group, url):
-            missing = extra_missing(f"A {entry_point.name}:// {role}", entry_point.extras, error)
-            if missing is not None:
-                raise missing from error
-        raise
-
-
-def _registered(group: str, url: str) -> Iterator[EntryPoint]:
-    yield from entry_points(group=group, name=scheme_of(url))
-
-
 def _form(entry_point: EntryPoint) -> str:
-    """How the URLs of a backend look, and the extra that it needs."""
+    """How the URLs of a backend begin, and the extra that it needs."""
     form = f"{entry_point.name}://"
-    with contextlib.suppress(ImportError):
-        form = getattr(entry_point.load(), "form", form)
     return f"{form} (with the extra {', '.join(entry_point.extras)})" if entry_point.extras else form

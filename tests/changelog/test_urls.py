@@ -24,7 +24,7 @@ def test_a_changelog_is_found_again_by_its_own_url(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["", "log", "/var/log", "kafkaa://b:1"])
 def test_unknown_scheme_names_the_installed_ones(url: str) -> None:
-    with pytest.raises(SettingError, match=r"kafka://HOST.* \(with the extra kafka\), sqlite:///DIR") as caught:
+    with pytest.raises(SettingError, match=r"kafka:// \(with the extra kafka\), sqlite://\.") as caught:
         open_changelog(url)
     assert repr(url) in str(caught.value)
 
@@ -35,7 +35,7 @@ def test_a_package_may_bring_another_kind(tmp_path: Path, monkeypatch: pytest.Mo
     changelog = open_changelog(f"notebook://{tmp_path}/log")
     assert type(changelog).__name__ == "Notebook"
     assert changelog.directory == tmp_path / "log"
-    with pytest.raises(SettingError, match=r"notebook://DIR, sqlite:///DIR"):
+    with pytest.raises(SettingError, match="notebook://, sqlite://"):
         open_changelog("nonsense")
 
 

@@ -12,7 +12,7 @@ from typing import cast
 
 from forebay.errors import ForebayError
 from forebay_changelog import Changelog
-from forebay_worker.group.leader import GroupTimeouts
+from forebay_worker.group.leader import GroupTimeouts, Leader
 from forebay_worker.group.sqlite import lease_database
 from forebay_worker.group.sqlite.lease_database import GroupDatabase, GroupTransaction
 from forebay_worker.group.sqlite.membership import SqliteMembership
@@ -76,9 +76,9 @@ class SqliteGroup:
 
     def join(self, worker: SimulatedWorker, ends: Ends) -> None:
         """Let a worker take part from now on."""
-        changelog = cast(Changelog, ends)
+        leader = Leader(worker.topology, cast(Changelog, ends), POLICY)
         path = self._path or self._database.path
-        membership = SqliteMembership(path, worker.topology, changelog, POLICY, self._times, self._scheduler.clock)
+        membership = SqliteMembership(path, leader, self._times, self._scheduler.clock)
         if self._path is None:
             membership._database = cast(GroupDatabase, self._database)
         self._opened.append(membership._database)

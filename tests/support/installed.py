@@ -79,7 +79,7 @@ class FileStore:
 
 _CHANGELOG = '''
 from forebay_changelog.sqlite.changelog import SqliteChangelog
-from forebay_worker.group.sqlite.backend import SqliteGroups
+from forebay_worker.group.sqlite.membership import SqliteMembership
 
 
 class Notebook(SqliteChangelog):
@@ -90,20 +90,14 @@ class Notebook(SqliteChangelog):
         self.url = url
 
 
-class Notebooks:
-    form = "notebook://DIR"
-
-    def open(self, url, *, create):
-        return Notebook(url)
+def open_notebook(url, *, create):
+    return Notebook(url)
 
 
-class NotebookGroups(SqliteGroups):
-    def open(self, url, *arguments):
+class NotebookMembership(SqliteMembership):
+    @classmethod
+    def open(cls, url, *arguments):
         return super().open(url.replace("notebook:", "sqlite:"), *arguments)
-
-
-CHANGELOGS = Notebooks()
-GROUPS = NotebookGroups()
 '''
 
 
@@ -119,8 +113,8 @@ def install_file_store(directory: Path) -> None:
 
 def install_changelog(directory: Path) -> None:
     """The same for a changelog and its group: their URLs are of the form ``notebook://DIR``."""
-    entry_points = "[forebay.changelogs]\nnotebook = notebook:CHANGELOGS\n"
-    entry_points += "[forebay.memberships]\nnotebook = notebook:GROUPS\n"
+    entry_points = "[forebay.changelogs]\nnotebook = notebook:open_notebook\n"
+    entry_points += "[forebay.memberships]\nnotebook = notebook:NotebookMembership\n"
     _install(directory, "notebook", _CHANGELOG, entry_points)
 
 

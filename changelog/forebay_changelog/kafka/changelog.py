@@ -194,6 +194,11 @@ class KafkaChangelog:
             time.sleep(0.1)
 
 
+def open_kafka(url: str, *, create: bool) -> KafkaChangelog:
+    """The topics of a cluster, which is connected to only when it is needed; raises ``SettingError``."""
+    return KafkaChangelog(url)
+
+
 @contextlib.contextmanager
 def _reading_heartbeats(topic: str, writer: str) -> Iterator[None]:
     try:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 from forebay.errors import (
     BatchConflict,
@@ -22,6 +22,7 @@ from forebay.errors import (
     ChangelogUnusable,
     PartitionCountMismatch,
     RecordDamaged,
+    SettingError,
     TopicMissing,
 )
 from forebay.file_access import cause, denial
@@ -378,6 +379,22 @@ class SqliteChangelog:
                 os.link(mine, path)
             mine.unlink()
         return path.read_text().strip()
+
+
+def open_sqlite(url: str, *, create: bool) -> SqliteChangelog:
+    """The changelog in the directory that a URL names; raises ``SettingError``."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise SettingError(f"The changelog {url.partition('?')[0]!r} is not a URL: {error}.") from None
+    if parts.query or parts.fragment:
+        raise SettingError(f"The changelog {url!r}: write '?' as '%3F' and '#' as '%23' in a directory's name.")
+    if parts.netloc or len(parts.path) < 2:
+        raise SettingError(
+            f"The changelog {url!r} is not of the form sqlite:///DIR (three slashes, then the path)."
+        )
+    # A fourth slash, as in other tools' URLs, means nothing here.
+    return SqliteChangelog("/" + unquote(parts.path).lstrip("/"), create=create)
 
 
 def _identity(path: str) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
-from forebay.backend_registry import load_backend, naming_extra
+from forebay.backend_registry import load_backend
 from forebay.topology import Topology
 from forebay_changelog import Changelog
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.group_member import GroupMember
-from forebay_worker.group.leader import GroupTimeouts
+from forebay_worker.group.leader import GroupTimeouts, Leader
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 
 
@@ -21,6 +20,8 @@ class Membership(ABC):
 
     A member judges its role by comparing the clock with ``lease_until_boot_ms`` at each answer: past it, others
     may have taken over.
+
+    A backend registers its class of it under the scheme of its URLs.
     """
 
     refusal: str | None = None
@@ -30,6 +31,16 @@ class Membership(ABC):
         self.member = member
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @classmethod
+    @abstractmethod
+    def group_url(cls, changelog: str) -> str:
+        """The group of workers that are given only the URL of a changelog of the same scheme."""
+
+    @classmethod
+    @abstractmethod
+    def open(cls, url: str, leader: Leader, times: GroupTimeouts) -> Membership:
+        """The membership at a URL; raises ``ConfigurationError``."""
 
     @property
     def lease_until_boot_ms(self) -> float:
@@ -75,26 +86,7 @@ class Membership(ABC):
 
 
 MEMBERSHIP_ENTRY_POINTS = "forebay.memberships"
-"""The entry points of backends. Each is named after the scheme of its URLs."""
-
-_ROLE = "group"
-
-
-class MembershipBackend(Protocol):
-    """Opens the groups of one scheme."""
-
-    form: str
-    """How its URLs look, such as ``sqlite:///FILE``."""
-
-    def group_url(self, changelog: str) -> str:
-        """The group of workers that are given only the URL of a changelog of the same scheme."""
-        ...
-
-    def open(
-        self, url: str, topology: Topology, changelog: Changelog, policy: AssignmentPolicy, times: GroupTimeouts
-    ) -> Membership:
-        """The membership at a URL; raises ``ConfigurationError``."""
-        ...
+"""The entry points of memberships. Each is named after the scheme of its URLs."""
 
 
 def open_membership(
@@ -108,12 +100,10 @@ def open_membership(
 
     Raises ``ConfigurationError``.
     """
-    chosen = url or _backend(changelog.url).group_url(changelog.url)
-    backend = _backend(chosen)
-    with naming_extra(MEMBERSHIP_ENTRY_POINTS, chosen, _ROLE):
-        return backend.open(chosen, topology, changelog, policy, times)
+    chosen = url or _registered(changelog.url).group_url(changelog.url)
+    return _registered(chosen).open(chosen, Leader(topology, changelog, policy), times)
 
 
-def _backend(url: str) -> MembershipBackend:
-    backend: MembershipBackend = load_backend(MEMBERSHIP_ENTRY_POINTS, url, _ROLE)
-    return backend
+def _registered(url: str) -> type[Membership]:
+    registered: type[Membership] = load_backend(MEMBERSHIP_ENTRY_POINTS, url, "group")
+    return registered

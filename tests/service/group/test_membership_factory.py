@@ -29,7 +29,7 @@ def test_a_group_is_beside_its_changelog_or_where_its_url_says(tmp_path):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("nats://host", r"The group 'nats://host' is of no kind .*sqlite:///FILE"),
+        ("nats://host", r"The group 'nats://host' is of no kind .*sqlite://"),
         ("sqlite://relative.db", r"is not of the form sqlite:///FILE"),
     ],
 )

@@ -67,6 +67,16 @@ class KafkaMembership(Membership):
         """Whether the leader's messages need a newer version than this."""
         self._logged = LogThrottle()
 
+    @classmethod
+    def group_url(cls, changelog: str) -> str:
+        """The changelog's own cluster."""
+        return changelog
+
+    @classmethod
+    def open(cls, url: str, leader: Leader, times: GroupTimeouts) -> KafkaMembership:
+        """The membership of a consumer group; see ``Membership``."""
+        return cls(url, leader, times)
+
     def _check_address(self) -> None:
         self._warn_of_loopback(self._subscription().host)
 

@@ -17,13 +17,11 @@ from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from urllib.parse import unquote
 
 from forebay.clock import boot_ms, epoch_ms
-from forebay.errors import AdvertisedByAnother, ConfigurationError, ForebayError
+from forebay.errors import AdvertisedByAnother, ConfigurationError, ForebayError, SettingError
 from forebay.streams_metadata import Generation
-from forebay.topology import Topology
-from forebay_changelog import Changelog
-from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.election import holders, superseded
 from forebay_worker.group.group_member import GroupMember, Inbox, Round
 from forebay_worker.group.leader import GroupTimeouts, Leader
@@ -54,29 +52,40 @@ class SqliteMembership(Membership):
     def __init__(
         self,
         path: Path,
-        topology: Topology,
-        changelog: Changelog,
-        policy: AssignmentPolicy,
+        leader: Leader,
         times: GroupTimeouts,
         clock: Callable[[], float] = boot_ms,
     ) -> None:
-        super().__init__(GroupMember(topology, times))
-        self._database = GroupDatabase(path, topology.application_id)
-        self._leader = Leader(topology, changelog, policy)
+        super().__init__(GroupMember(leader.topology, times))
+        self._database = GroupDatabase(path, leader.topology.application_id)
+        self._leader = leader
         self._reader = SubscriptionReader()
         self._times = times
         self._clock = clock
         self._joined = False
 
-    def check(self) -> None:
-        """Check that the database belongs to this application; raises ``ConfigurationError`` otherwise."""
+    @classmethod
+    def group_url(cls, changelog: str) -> str:
+        """A file beside the logs."""
+        return f"{changelog}/group.db"
+
+    @classmethod
+    def open(cls, url: str, leader: Leader, times: GroupTimeouts) -> SqliteMembership:
+        """The membership in a file, which no other application may use; see ``Membership``."""
+        path = url.partition(":")[2]
+        if not path.startswith("///"):
+            raise SettingError(
+                f"The group {url!r} is not of the form sqlite:///FILE (three slashes, then the path)."
+            )
+        membership = cls(Path("/" + unquote(path).lstrip("/")), leader, times)
         try:
-            with self._transaction(self._clock()):
+            with membership._transaction(membership._clock()):
                 pass
         except sqlite3.Error as error:
-            log.warning("the worker group %s cannot be reached: %s", self._database.path, error)
+            log.warning("the worker group %s cannot be reached: %s", membership._database.path, error)
         finally:
-            self._database.close()
+            membership._database.close()
+        return membership
 
     def leave(self) -> None:
         """End the lease now; the actives move at once."""

@@ -23,7 +23,7 @@ from forebay_changelog.sqlite import batches as sqlite_batches
 from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_worker.group.assignor import AssignmentPolicy
 from forebay_worker.group.election import holders
-from forebay_worker.group.leader import GroupTimeouts
+from forebay_worker.group.leader import GroupTimeouts, Leader
 from forebay_worker.group.member_health import MemberHealth
 from forebay_worker.group.messages import VERSION, AssignmentInfo, SubscriptionInfo, UnsupportedVersion
 from forebay_worker.group.sqlite import lease_database
@@ -154,7 +154,8 @@ class Group:
     ) -> Node:
         """A worker that has been given its callbacks, as by ``start``, but no thread."""
         times = GroupTimeouts(self.session_ms, REBUILD_MS, INITIAL_MS)
-        membership = SqliteMembership(self.path, topology, self.changelog, policy, times, clock=self.clock)
+        leader = Leader(topology, self.changelog, policy)
+        membership = SqliteMembership(self.path, leader, times, clock=self.clock)
         node = Node(name, membership, topology, self.clock)
         if on_disk is not None:
             node.offsets = dict(on_disk.offsets)
@@ -764,7 +765,7 @@ def test_corrupted_database_delays_joining_until_removed(group, caplog):
     """The worker starts beside it."""
     group.path.write_bytes(b"not a database, " * 1_000)
     times = GroupTimeouts(120, REBUILD_MS, 0)
-    membership = SqliteMembership(group.path, TOPOLOGY, group.changelog, POLICY, times)
+    membership = SqliteMembership(group.path, Leader(TOPOLOGY, group.changelog, POLICY), times)
     node = Node("a", membership, TOPOLOGY, group.clock)
     caplog.set_level(logging.WARNING)
     membership.start(node.subscription, node.on_assignment)
