@@ -94,7 +94,7 @@ class Inbox:
         """Where a member is or was, by its message, or by the previous assignment if there is none."""
         if name in self.subscriptions:
             return self.subscriptions[name].location
-        return Location() if self.previous is None else self.previous.location_of(name)
+        return Location() if self.previous is None else self.previous.locations.get(name, Location())
 
 
 @dataclass(frozen=True)

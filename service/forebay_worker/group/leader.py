@@ -89,7 +89,6 @@ class Leader:
         members += [Member(name, absent=True, rack=racks[name]) for name in absent]
         outcome = self._assigned(members, before)
         with_place = holders(outcome) | hosts.keys()
-        placed = {name: location for name, location in locations.items() if name in with_place}
         info = AssignmentInfo(
             generation,
             self.topology.fingerprint,
@@ -97,8 +96,7 @@ class Leader:
             outcome,
             dict(self.topology.ordinal_by_store),
             not_returning,
-            {name: rack for name, (rack, _) in placed.items() if rack is not None},
-            {name: machine for name, (_, machine) in placed.items() if name in absent and machine is not None},
+            {name: location for name, location in locations.items() if name in with_place},
         )
         if previous is None or previous != replace(info, generation=previous.generation):
             return info

@@ -1,17 +1,18 @@
 """The two messages of the worker group (KIP-535's SubscriptionInfo and AssignmentInfo), versioned.
 
-Each is deflated JSON with its version ``v`` and ``least``, the oldest version whose readers understand it. A newer
-writer only adds members; if that is not enough, it raises ``least``.
+Each is deflated MessagePack with its version ``v`` and ``least``, the oldest version whose readers understand it.
+A newer writer only adds members; if that is not enough, it raises ``least``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import msgspec
 
 from forebay.errors import ForebayError
 from forebay.streams_metadata import NO_GENERATION, ClusterMap, Generation, HostInfo, cluster_map
@@ -20,8 +21,8 @@ from forebay.topology import Topology
 from forebay_worker.group.assignor import Assignment, Placement
 from forebay_worker.group.member_health import MemberHealth
 
-VERSION = 2
-_LEAST = 2
+VERSION = 3
+_LEAST = 3
 
 
 class UnreadableMessage(ForebayError):
@@ -73,47 +74,17 @@ class SubscriptionInfo:
 
     def encode(self) -> bytes:
         """The message's bytes."""
-        return _encode(
-            {
-                "process_id": self.process_id,
-                "incarnation": self.incarnation,
-                "host": self.host,
-                "fingerprint": self.fingerprint,
-                "offsets": _offset_table(self.offsets),
-                "restoring": _offset_table(self.restoring),
-                "unchecked": sorted(self.unchecked),
-                "known": self.known_generation,
-                "rack": self.rack,
-                "health": self.health,
-                "returns": self.returns,
-            }
-        )
+        return _encode(self)
 
     @classmethod
     def decode(cls, raw: bytes) -> SubscriptionInfo:
         """The inverse of ``encode``; raises ``UnreadableMessage``."""
         with _read(raw, cls.__name__) as document:
-            return cls(
-                document["process_id"],
-                document["incarnation"],
-                HostInfo(*document["host"]),
-                document["fingerprint"],
-                _offsets_by_task(document["offsets"]),
-                Generation(*document["known"]),
-                document["rack"],
-                MemberHealth(document["health"]),
-                frozenset(TaskId(*task) for task in document["unchecked"]),
-                _offsets_by_task(document["restoring"]),
-                document["returns"],
-            )
+            return msgspec.convert(document, cls)
 
 
-def _offset_table(offsets: Mapping[TaskId, tuple[int, ...]]) -> list[list[int]]:
-    return [[*task, *of_stores] for task, of_stores in sorted(offsets.items())]
-
-
-def _offsets_by_task(table: Iterable[list[int]]) -> dict[TaskId, tuple[int, ...]]:
-    return {TaskId(ordinal, partition): tuple(of_stores) for ordinal, partition, *of_stores in table}
+_Numbered = tuple[list[str], dict[TaskId, list[int]], dict[TaskId, list[int]]]
+"""Members, and by task the numbers of those that have it, and of those that will if they are others."""
 
 
 @dataclass(frozen=True)
@@ -130,15 +101,8 @@ class AssignmentInfo:
     the tasks."""
     not_returning: frozenset[str] = frozenset()
     """The members that will not come back once they are away. Why here: the leader by then may be another."""
-    racks: Mapping[str, str] = field(default_factory=dict)
-    """The known racks, also of members that are away and have a place. Why here: as ``not_returning``."""
-    machines: Mapping[str, str] = field(default_factory=dict)
-    """The machines of members that are away and have a place."""
-
-    def location_of(self, member: str) -> Location:
-        """Where a member is, or was before it went away."""
-        machine = self.hosts[member].host if member in self.hosts else self.machines.get(member)
-        return Location(self.racks.get(member), machine)
+    locations: Mapping[str, Location] = field(default_factory=dict)
+    """Where each member is, or was if it is away and has a place. Why here: as ``not_returning``."""
 
     def tasks_of(self, member: str) -> tuple[frozenset[TaskId], frozenset[TaskId]]:
         """The active and the standby tasks of one member."""
@@ -182,75 +146,52 @@ class AssignmentInfo:
         return {host: frozenset(partitions) for host, partitions in held.items()}
 
     def encode(self) -> bytes:
-        """The message's bytes: members by number, placements as lists of such numbers in task order."""
-        names = sorted(
-            {name for side in self._sides() for placement in side.values() for name in placement.members}
-            | self.hosts.keys()
-            | self.racks.keys()
-            | self.machines.keys()
-        )
+        """The message's bytes: members by number, since the names of a thousand would not fit the topic."""
+        current, target = self.assignment.current, self.assignment.target
+        moving = {task: goal for task, goal in target.items() if current.get(task) != goal}
+        names = sorted({name for side in (current, moving) for place in side.values() for name in place.members})
         number = {name: i for i, name in enumerate(names)}
 
-        def table(placements: Mapping[TaskId, Placement]) -> list[Any]:
-            return [
-                [*task, *(number[name] for name in placement.members)]
-                for task, placement in sorted(placements.items())
-            ]
+        def numbered(placements: Mapping[TaskId, Placement]) -> dict[TaskId, list[int]]:
+            return {task: [number[name] for name in place.members] for task, place in sorted(placements.items())}
 
-        current, target = self._sides()
-        moving = {task: goal for task, goal in target.items() if current.get(task) != goal}
-        return _encode(
-            {
-                "generation": self.generation,
-                "fingerprint": self.fingerprint,
-                # Of a member that is away the machine is known, without a port.
-                "members": [[name, *self.hosts.get(name, (self.machines.get(name, ""), 0))] for name in names],
-                "actual": table(current),
-                "moving": table(moving),
-                "ordinals": self.ordinals,
-                "not_returning": sorted(self.not_returning),
-                "racks": [self.racks.get(name) for name in names],
-            }
-        )
+        return _encode(self, assignment=(names, numbered(current), numbered(moving)))
 
     @classmethod
     def decode(cls, raw: bytes) -> AssignmentInfo:
         """The inverse of ``encode``; raises ``UnreadableMessage``."""
         with _read(raw, cls.__name__) as document:
-            names = [name for name, _, _ in document["members"]]
+            names, current, moving = msgspec.convert(document["assignment"], _Numbered)
 
-            def placements(table: list[list[int]]) -> dict[TaskId, Placement]:
+            def named(numbered: Mapping[TaskId, list[int]]) -> dict[TaskId, Any]:
                 return {
-                    TaskId(ordinal, partition): Placement(names[active], tuple(names[i] for i in standbys))
-                    for ordinal, partition, active, *standbys in table
+                    task: {"active": names[active], "standbys": [names[i] for i in standbys]}
+                    for task, (active, *standbys) in numbered.items()
                 }
 
-            current = placements(document["actual"])
-            return cls(
-                Generation(*document["generation"]),
-                document["fingerprint"],
-                {name: HostInfo(host, port) for name, host, port in document["members"] if port},
-                Assignment(current, {**current, **placements(document["moving"])}),
-                document["ordinals"],
-                frozenset(document["not_returning"]),
-                {name: rack for name, rack in zip(names, document["racks"], strict=True) if rack is not None},
-                {name: host for name, host, port in document["members"] if host and not port},
-            )
-
-    def _sides(self) -> tuple[Mapping[TaskId, Placement], Mapping[TaskId, Placement]]:
-        return self.assignment.current, self.assignment.target
+            placed = named(current)
+            document["assignment"] = {"current": placed, "target": {**placed, **named(moving)}}
+            return msgspec.convert(document, cls)
 
 
-def _encode(document: dict[str, Any]) -> bytes:
-    text = json.dumps({"v": VERSION, "least": _LEAST, **document}, separators=(",", ":"))
-    return zlib.compress(text.encode(), 6)
+def _encode(message: SubscriptionInfo | AssignmentInfo, **replaced: Any) -> bytes:
+    document = {**vars(message), **replaced, "v": VERSION, "least": _LEAST}
+    # Why in order: members find an assignment in its topic by its digest, and a later leader encodes it again.
+    in_order = {name: _in_order(member) for name, member in document.items()}
+    return zlib.compress(msgspec.msgpack.encode(in_order), 6)
+
+
+def _in_order(member: Any) -> Any:
+    if isinstance(member, Mapping):
+        return dict(sorted(member.items()))
+    return sorted(member) if isinstance(member, frozenset) else member
 
 
 @contextlib.contextmanager
 def _read(raw: bytes, what: str) -> Iterator[dict[str, Any]]:
     """The document of a message; raises ``UnreadableMessage``, also for what is then missed in it."""
     try:
-        document: dict[str, Any] = json.loads(zlib.decompress(raw))
+        document: dict[str, Any] = msgspec.msgpack.decode(zlib.decompress(raw))
         if document["least"] > VERSION:
             raise UnsupportedVersion(
                 f"{what} of version {document['v']} needs a reader of version {document['least']}; this worker "

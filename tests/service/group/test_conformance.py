@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
 from forebay.streams_metadata import NO_GENERATION, HostInfo
@@ -253,7 +254,7 @@ def test_newer_members_version_does_not_stop_the_leader(group, monkeypatch, capl
     """Each leader warns of it once."""
     a, b = group.settled("a", "b")
     encode = SubscriptionInfo.encode
-    newer = zlib.compress(b'{"v": 99, "least": 99}')
+    newer = zlib.compress(msgspec.msgpack.encode({"v": 99, "least": 99}))
     monkeypatch.setattr(SubscriptionInfo, "encode", lambda mine: newer if mine.process_id == "n" else encode(mine))
     group.start("n")
 

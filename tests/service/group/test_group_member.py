@@ -195,7 +195,7 @@ def test_holder_of_another_topology_counts_as_absent(member):
 
 def test_previous_assignment_says_where_a_gone_member_was(member):
     """A new leader on Kafka never saw its message."""
-    previous = replace(assignment(1, present="ab"), racks={"c": "left"}, machines={"c": "m1"})
+    previous = replace(assignment(1, present="ab"), locations={"c": Location("left", "m1")})
     assert member.lead(inbox("ab", previous), 1).absent == {"c": Location("left", "m1")}
 
 

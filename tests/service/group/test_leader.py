@@ -147,7 +147,7 @@ def test_workers_of_one_rack_differ_by_their_machines(tmp_path):
     }
     # One that is expected back is still where it was.
     del members["d"]
-    second = leader.next_assignment(members, {"d": first.location_of("d")}, first, Generation(1, 2))
+    second = leader.next_assignment(members, {"d": first.locations["d"]}, first, Generation(1, 2))
     assert {placement_on(machines, placement) for placement in second.assignment.target.values()} == {
         frozenset({"left", "right"})
     }
@@ -167,20 +167,22 @@ def test_next_leader_knows_where_an_absent_member_was(tmp_path, rack):
     }
 
     def round_of(present: str, previous: AssignmentInfo | None, number: int) -> AssignmentInfo | None:
-        absent = {name: previous.location_of(name) for name in members if name not in present} if previous else {}
+        absent = {name: previous.locations[name] for name in members if name not in present} if previous else {}
         info = Leader(topology, changelog, AssignmentPolicy(num_standby_replicas=1)).next_assignment(
             {name: members[name] for name in present}, absent, previous, Generation(1, number)
         )
         return None if info is None else AssignmentInfo.decode(info.encode())
 
-    by_older = replace(round_of("abc", None, 1), racks={})
+    first = round_of("abc", None, 1)
+    unknown = {name: location._replace(rack=None) for name, location in first.locations.items()}
+    by_older = replace(first, locations=unknown)
     info = round_of("abc", by_older, 2)
     assert (info is None) == (rack is None), "it is known by now"
     info = round_of("ab", info or by_older, 3)
     for number in (4, 5):
-        assert info.location_of("c") == members["c"].location
+        assert info.locations["c"] == members["c"].location
         info = round_of("ab" if number == 5 else "a", info, number)
-    assert info.location_of("c") == members["c"].location
+    assert info.locations["c"] == members["c"].location
 
 
 def test_place_of_a_non_returning_member_is_given_away(tmp_path):

@@ -1,9 +1,9 @@
 import contextlib
-import json
 import zlib
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +15,7 @@ from forebay_worker.group.assignor import Assignment, Placement
 from forebay_worker.group.messages import (
     VERSION,
     AssignmentInfo,
+    Location,
     SubscriptionInfo,
     UnreadableMessage,
     UnsupportedVersion,
@@ -34,6 +35,7 @@ names = st.text(min_size=1, max_size=12)
 numbers = st.integers(0, 2**63 - 1)
 generations = st.builds(Generation, numbers, numbers)
 host_infos = st.builds(HostInfo, names, st.integers(1, 65535))
+locations = st.builds(Location, st.none() | names, st.none() | names)
 tasks = st.builds(TaskId, st.integers(0, 1_000), st.integers(0, 100_000))
 subscriptions = st.builds(
     SubscriptionInfo,
@@ -71,13 +73,16 @@ def assignments(draw: st.DrawFn) -> AssignmentInfo:
         dict(zip(present, addresses, strict=True)),
         Assignment(current, target),
         not_returning=frozenset(draw(st.sets(st.sampled_from(present)))),
-        racks=draw(st.dictionaries(st.sampled_from(everyone), names)),
-        machines={name: draw(names) for name in everyone if name not in present},
+        locations=draw(st.dictionaries(st.sampled_from(everyone), locations)),
     )
 
 
 def changed(raw: bytes, **members: object) -> bytes:
-    return zlib.compress(json.dumps({**json.loads(zlib.decompress(raw)), **members}).encode())
+    return packed({**msgspec.msgpack.decode(zlib.decompress(raw)), **members})
+
+
+def packed(document: object) -> bytes:
+    return zlib.compress(msgspec.msgpack.encode(document))
 
 
 AN_ASSIGNMENT = AssignmentInfo(
@@ -110,18 +115,21 @@ def test_damaged_messages_and_those_of_others_are_refused(
     message: Any, decode: Callable[[bytes], Any], data: st.DataObject
 ):
     raw = message.encode()
-    document = json.loads(zlib.decompress(raw))
+    document = msgspec.msgpack.decode(zlib.decompress(raw))
     without = {name: value for name, value in document.items() if name != data.draw(st.sampled_from([*document]))}
     cut = raw[: data.draw(st.integers(0, len(raw) - 1))]
     external = data.draw(
-        st.binary() | st.sampled_from([zlib.compress(text) for text in (b"", b"7", b"[]", b"\xff")])
+        st.binary()
+        | st.sampled_from([zlib.compress(text) for text in (b"", b'{"v": 2, "least": 2}', b"\xff")])
+        | st.sampled_from([packed(other) for other in (7, [], {})])
+        | st.sampled_from([packed({**document, name: 7.5}) for name in document.keys() - {"v", "least"}])
     )
     for damaged in (cut, external):
         with pytest.raises(UnreadableMessage, match="is damaged, or no worker wrote it"):
             decode(damaged)
     with contextlib.suppress(UnreadableMessage):
         # Some members may be left out.
-        decode(zlib.compress(json.dumps(without).encode()))
+        decode(packed(without))
 
 
 @given(assignments())
@@ -134,8 +142,7 @@ def test_the_same_assignment_has_the_same_bytes(info):
             dict(reversed(info.assignment.current.items())), dict(reversed(info.assignment.target.items()))
         ),
         not_returning=frozenset(sorted(info.not_returning, reverse=True)),
-        racks=dict(reversed(info.racks.items())),
-        machines=dict(reversed(info.machines.items())),
+        locations=dict(reversed(info.locations.items())),
     )
     assert backwards.encode() == info.encode()
 
@@ -159,7 +166,7 @@ def test_unsupported_version_is_refused_with_the_remedy(message: Any, decode: Ca
 
 @MESSAGES
 def test_unsupported_version_is_refused_with_any_content(message: Any, decode: Callable[[bytes], Any]):
-    beyond = zlib.compress(json.dumps({"v": VERSION + 1, "least": VERSION + 1}).encode())
+    beyond = packed({"v": VERSION + 1, "least": VERSION + 1})
     with pytest.raises(UnsupportedVersion):
         decode(beyond)
 

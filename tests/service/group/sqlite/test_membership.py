@@ -1,5 +1,4 @@
 import contextlib
-import json
 import logging
 import sqlite3
 import subprocess
@@ -12,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from forebay.errors import ConfigurationError
@@ -811,7 +811,7 @@ def test_column_of_another_type_is_damage(group, damage):
 
 
 def beyond(raw: bytes) -> bytes:
-    return zlib.compress(json.dumps({"v": VERSION + 1, "least": VERSION + 1, "data": len(raw)}).encode())
+    return zlib.compress(msgspec.msgpack.encode({"v": VERSION + 1, "least": VERSION + 1, "data": len(raw)}))
 
 
 def test_member_that_cannot_read_its_leader_counts_as_gone(group):
