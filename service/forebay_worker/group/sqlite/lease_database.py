@@ -46,19 +46,16 @@ class GroupRow(NamedTuple):
     leader_until: float
 
 
-class LivingMember(NamedTuple):
-    """A member whose lease is valid; a process that was started later has the larger incarnation."""
+class MemberRow(NamedTuple):
+    """A member: its last message, encoded, and the end of its lease.
+
+    A process that was started later has the larger incarnation.
+    """
 
     process_id: str
     incarnation: int
     host: str
     fingerprint: str
-
-
-class MemberRow(NamedTuple):
-    """A member: its last message, encoded, and the end of its lease."""
-
-    process_id: str
     subscription: bytes
     lease_until: float
 
@@ -80,15 +77,8 @@ class GroupTransaction:
 
     def members(self) -> list[MemberRow]:
         """All members that are alive or have not been away for long."""
-        rows = self.connection.execute("SELECT id, subscription, lease_until FROM member")
-        return [_typed(MemberRow, row) for row in rows]
-
-    def living(self, now: float) -> list[LivingMember]:
-        """All members whose lease is valid."""
-        rows = self.connection.execute(
-            "SELECT id, incarnation, host, fingerprint FROM member WHERE lease_until > ?", (now,)
-        )
-        return [_typed(LivingMember, row) for row in rows]
+        columns = "id, incarnation, host, fingerprint, subscription, lease_until"
+        return [_typed(MemberRow, row) for row in self.connection.execute(f"SELECT {columns} FROM member")]
 
     def put_member(self, mine: SubscriptionInfo, lease_until: float) -> None:
         """Join, or renew the lease."""

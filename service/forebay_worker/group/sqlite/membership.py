@@ -27,7 +27,7 @@ from forebay_worker.group.group_member import GroupMember, Inbox, Round
 from forebay_worker.group.leader import GroupTimeouts, Leader
 from forebay_worker.group.membership import Membership
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
-from forebay_worker.group.sqlite.lease_database import GroupDatabase, GroupTransaction, LivingMember, MemberRow
+from forebay_worker.group.sqlite.lease_database import GroupDatabase, GroupTransaction, MemberRow
 from forebay_worker.group.subscriptions import SubscriptionReader
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class SqliteMembership(Membership):
             if assignment is not None and generation > mine.known_generation:
                 # A member that cannot read it rolls back: it must neither lead nor count as present.
                 _read_assignment(assignment)
-            living = group.living(now)
+            living = [row for row in group.members() if row.lease_until > now]
             _refuse_copy(living, mine)
             group.put_member(mine, now + self._times.session_timeout_ms)
             if mine.known_generation > generation:
@@ -255,8 +255,9 @@ class SqliteMembership(Membership):
         mine = self._subscription()
         now = self._clock()
         with self._transaction(now) as group:
-            others = [row for row in group.living(now) if row.process_id != mine.process_id]
-        taken = next((row.process_id for row in others if row.host == str(mine.host)), None)
+            living = [row for row in group.members() if row.lease_until > now]
+        others = [row.process_id for row in living if row.host == str(mine.host)]
+        taken = next((other for other in others if other != mine.process_id), None)
         if taken is not None:
             raise AdvertisedByAnother(
                 f"The address {mine.host} is advertised by another live worker ({taken}) of the group "
@@ -268,7 +269,7 @@ class SqliteMembership(Membership):
         return self._database.transaction(now, max(self.member.known.incarnation + 1, int(epoch_ms())))
 
 
-def _refuse_copy(living: list[LivingMember], mine: SubscriptionInfo) -> None:
+def _refuse_copy(living: list[MemberRow], mine: SubscriptionInfo) -> None:
     """Of two processes with the same id, the one started last counts; raises ``ConfigurationError`` in the
     other."""
     for row in living:
