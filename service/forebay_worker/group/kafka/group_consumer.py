@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
@@ -25,6 +25,9 @@ from aiokafka.errors import (
 
 from forebay.clock import boot_ms
 
+if TYPE_CHECKING:
+    from forebay_worker.group.kafka.membership import KafkaMembership
+
 PROTOCOL = "forebay"
 _KEEPS_ALIVE = frozenset({"HeartbeatRequest", "JoinGroupRequest", "SyncGroupRequest"})
 _MAX_POLL_INTERVAL_MS = 30_000
@@ -37,33 +40,20 @@ _LEAVE_S = 3.0
 logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
-class RebalanceCallbacks(Protocol):
-    """A member's callbacks; all but ``lead`` are called in the consumer's event loop."""
-
-    def subscription(self) -> bytes:
-        """The message to the leader, requested at each join."""
-        ...
-
-    def lead(self, members: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """Turns all members' messages into the message for each; called in another thread if it leads."""
-        ...
-
-    def follow(self, assignment: bytes) -> None:
-        """Accept the leader's message."""
-        ...
-
-
 class _Assignor:
-    """The assignment strategy for aiokafka; KIP-535 uses user data in the same way."""
+    """The assignment strategy for aiokafka; KIP-535 uses user data in the same way.
+
+    All methods of the membership but ``lead`` are called in the consumer's event loop.
+    """
 
     name = PROTOCOL
 
-    def __init__(self, callbacks: RebalanceCallbacks) -> None:
-        self._callbacks = callbacks
+    def __init__(self, membership: KafkaMembership) -> None:
+        self._membership = membership
         self._members: dict[str, bytes] = {}
 
     def metadata(self, topics: Any) -> Any:
-        return ConsumerProtocolMemberMetadata(_VERSION, list(topics), self._callbacks.subscription())
+        return ConsumerProtocolMemberMetadata(_VERSION, list(topics), self._membership.subscription())
 
     def assign(self, cluster: Any, members: Mapping[str, Any]) -> dict[str, Any]:
         # Called in the event loop, which an assignment must not hold up.
@@ -71,14 +61,14 @@ class _Assignor:
         return {}
 
     def lead(self) -> dict[str, Any]:
-        assignments = self._callbacks.lead(self._members)
+        assignments = self._membership.lead(self._members)
         return {
             name: ConsumerProtocolMemberAssignment(_VERSION, [], assignments.get(name, b""))
             for name in self._members
         }
 
     def on_assignment(self, assignment: Any) -> None:
-        self._callbacks.follow(bytes(assignment.user_data))
+        self._membership.follow(bytes(assignment.user_data))
 
 
 class GroupConsumer:
@@ -92,11 +82,11 @@ class GroupConsumer:
         self,
         connection: Mapping[str, Any],
         group_id: str,
-        callbacks: RebalanceCallbacks,
+        membership: KafkaMembership,
         session_timeout_ms: int,
         on_heartbeat: Callable[[float], None],
     ) -> None:
-        self._assignor = _Assignor(callbacks)
+        self._assignor = _Assignor(membership)
         request_timeout_ms = max(_MIN_REQUEST_TIMEOUT_MS, 2 * session_timeout_ms)
         self._consumer = AIOKafkaConsumer(
             **connection,
@@ -163,7 +153,7 @@ class GroupConsumer:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._consumer.stop(), _LEAVE_S)
         if self._leading is not None:
-            # The callbacks are of one round at a time.
+            # The membership leads one round at a time.
             await asyncio.gather(self._leading, return_exceptions=True)
 
 
@@ -185,4 +175,4 @@ def refusal(error: Exception, group_id: str, url: str) -> str:
     return f"The worker group at {url} cannot be reached: {error}"
 
 
-__all__ = ["PROTOCOL", "GroupConsumer", "KafkaError", "RebalanceCallbacks", "refusal"]
+__all__ = ["PROTOCOL", "GroupConsumer", "KafkaError", "refusal"]
