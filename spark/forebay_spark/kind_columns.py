@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from forebay.errors import SinkError
 from forebay.record_orders import LOWEST_ORDER, ORDER_MARK
 from forebay.store_spec import StoreSpec
-from forebay_spark.plan import SESSION_WINDOW, TIME_WINDOW, window_lengths_ms
+from forebay_spark.plan import SESSION_WINDOW, TIME_WINDOW
 
 if TYPE_CHECKING:
     from forebay_spark.columns import Layout
@@ -87,9 +87,7 @@ class WindowColumns(KindColumns):
     """The start of a row's window is at the end of its key."""
 
     def window(self, df: DataFrame, spec: StoreSpec, order_by: tuple[str, ...]) -> str | None:
-        window = _window_column(df, spec, "window()", SESSION_WINDOW, "session_window()")
-        _check_length(df, spec, window)
-        return window
+        return _window_column(df, spec, "window()", SESSION_WINDOW, "session_window()")
 
     def suffix(self, layout: Layout) -> Column | None:
         (start, end), size_ms = _times_ms(layout), layout.spec.window_size_ms
@@ -196,16 +194,3 @@ def _check_no_window(df: DataFrame, spec: StoreSpec, order: tuple[str, ...]) -> 
                     f'key-value store, which keeps one row of each key. Give the store kind = "{kind}" in the '
                     f"topology, or keep each key's latest window with order_by={field.name!r}."
                 )
-
-
-def _check_length(df: DataFrame, spec: StoreSpec, window: str) -> None:
-    """The store keeps only a window's start, and computes its end."""
-    # Spark Connect does not show the plan: there each row is checked only.
-    shown = TIME_WINDOW in df.schema[window].metadata and hasattr(df, "_jdf")
-    lengths_ms = window_lengths_ms(df) if shown else frozenset()
-    if lengths_ms and spec.window_size_ms not in lengths_ms:
-        found = " and ".join(f"{length} ms" for length in sorted(lengths_ms))
-        raise SinkError(
-            f"The windows in {window!r} for {spec.name!r} last {found}, but window_size_ms of the store is "
-            f"{spec.window_size_ms}. Make them equal; a different length needs a new store."
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from pyspark.errors import AnalysisException
@@ -33,21 +33,6 @@ def mode_refusal(df: DataFrame, mode: str) -> str | None:
         # After it, Spark prints the whole plan.
         return str(error).partition("\n")[0].rstrip(";. ")
     return None
-
-
-def window_lengths_ms(df: DataFrame) -> frozenset[int]:
-    """The lengths of all windows that ``window()`` makes in a DataFrame's plan, empty if none is recognised.
-
-    Why from the plan: a window's column carries a mark, but not its length.
-    """
-    lengths = set()
-    for node in _descendants(analysed(df)):
-        for expression in _elements(node.expressions()):
-            for one in _descendants(expression):
-                length_us = _length_us(one)
-                if length_us is not None:
-                    lengths.add(length_us // 1000)
-    return frozenset(lengths)
 
 
 def holds_records_back(plan: Any) -> bool:
@@ -91,31 +76,6 @@ def _is_column(expression: Any) -> bool:
 def analysed(df: DataFrame) -> Any:
     """The analysed plan of a DataFrame."""
     return df._jdf.queryExecution().analyzed()
-
-
-def _length_us(expression: Any) -> int | None:
-    """The length of the window that an expression creates, None if it creates none: its end is its start plus a
-    literal."""
-    if expression.getClass().getSimpleName() != "CreateNamedStruct":
-        return None
-    names = [name.toString() for name in _elements(expression.nameExprs())]
-    if names != ["start", "end"]:
-        return None
-    end = expression.valExprs().apply(1)
-    while end.getClass().getSimpleName() in ("KnownNullable", "PreciseTimestampConversion"):
-        end = end.children().apply(0)
-    if end.getClass().getSimpleName() != "Add":
-        return None
-    length = end.right()
-    is_literal = length.getClass().getSimpleName() == "Literal"
-    return int(length.value()) if is_literal and isinstance(length.value(), int) else None
-
-
-def _descendants(node: Any) -> Iterator[Any]:
-    """A node of a tree, and all below it."""
-    yield node
-    for child in _elements(node.children()):
-        yield from _descendants(child)
 
 
 def _elements(sequence: Any) -> list[Any]:
