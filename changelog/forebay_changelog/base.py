@@ -93,20 +93,6 @@ class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
             raise ValueError(f"{value[:80]!r} is not a heartbeat") from None
         return msgspec.structs.replace(beat, unproven=united(beat.unproven)) if beat.unproven else beat
 
-    @classmethod
-    def of_all(cls, values: Sequence[bytes | None]) -> Heartbeat | None:
-        """A writer's last one, of its last one in each partition, None where there is none.
-
-        If they differ in their batch, partitions have lost records since: it is ``filling`` and has no ``lineage``
-        then, so that no batch continues it.
-        """
-        found = [None if value is None else cls.parse(value) for value in values]
-        last = next((beat for beat in found if beat is not None), None)
-        batches = {beat and (beat.query_id, beat.batch_id, beat.lineage) for beat in found}
-        if last is None or len(batches) == 1:
-            return last
-        return msgspec.structs.replace(last, filling=True, lineage=None)
-
 
 _decode_heartbeat = msgspec.json.Decoder(Heartbeat).decode
 
@@ -338,10 +324,10 @@ class Changelog(Protocol):
         """
 
     def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
-        """A writer's newest heartbeat, as ``Heartbeat.of_all``; None if it has written none, or was retired.
+        """A writer's newest heartbeat; None if it has written none, or was retired. Raises ``ChangelogError``."""
 
-        Raises ``ChangelogError``.
-        """
+    def last_heartbeats(self, topic: str, writer: str) -> list[Heartbeat | None]:
+        """The same of each partition: one that has an older one than others may have lost records."""
 
     def has_written(self, topic: str, *, writer: str, query_id: str) -> bool | None:
         """Whether the log has a batch or a heartbeat of a query under a writer's name; None if that is not known.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from forebay.unproven import UnprovenRanges
 from forebay_changelog import Heartbeat
@@ -64,6 +64,26 @@ class TapPosition:
             heartbeat.watermark_ms,
             heartbeat.unproven,
         )
+
+
+def differ(beats: Sequence[Heartbeat | None]) -> bool:
+    """Whether the partitions of a log have been left at several positions."""
+    return len({beat and (beat.query_id, beat.batch_id, beat.lineage) for beat in beats}) > 1
+
+
+def position_in_all(beats: Sequence[Heartbeat | None]) -> TapPosition:
+    """The position that all partitions of a log have reached, of heartbeats that ``differ``.
+
+    A writer of SQLite that was killed has left partitions one batch apart, or some of them before a copy: the
+    batch is repeated, or the state copied. A partition that is further behind has lost records: no batch
+    continues a position without lineage.
+    """
+    positions = sorted(map(TapPosition.of, filter(None, beats)), key=lambda position: position.batch)
+    first, last = positions[0], positions[-1]
+    is_next = first.query_id == last.query_id and first.batch + 1 == last.batch
+    if None not in beats and (is_next or first.batch < 0):
+        return first
+    return replace(last, lineage=None, filling=True)
 
 
 def new_copy() -> str:

@@ -13,7 +13,7 @@ from forebay_changelog import Changelog
 from forebay_changelog.log_reader import records_to_end
 from forebay_tap.batch_rows import BatchRows
 from forebay_tap.conversion import Conversion, StoreRecord
-from forebay_tap.lineage import TapPosition
+from forebay_tap.lineage import TapPosition, differ, position_in_all
 from forebay_tap.scratch import ContentIndex
 from forebay_tap.spark_checkpoint.changes import StateEntry
 
@@ -50,9 +50,19 @@ class StoreLog:
             raise LogReplaced("the log was reset, or a partition of it was lost")
 
     def last_position(self) -> TapPosition | None:
-        """The position that the writer's newest heartbeat states; None if it has written none, or was retired."""
-        heartbeat = self._changelog.last_heartbeat(self._spec.topic, self._writer)
-        return None if heartbeat is None else TapPosition.of(heartbeat)
+        """The position that the writer's newest heartbeat states; None if it has written none, or was retired.
+
+        It has no lineage if a partition lacks that heartbeat, and so has lost records.
+        """
+        topic, writer = self._spec.topic, self._writer
+        heartbeat = self._changelog.last_heartbeat(topic, writer)
+        if heartbeat is None:
+            return None
+        beats = self._changelog.last_heartbeats(topic, writer)
+        if differ(beats) and beats == self._changelog.last_heartbeats(topic, writer):
+            # Nobody writes meanwhile.
+            return position_in_all(beats)
+        return TapPosition.of(heartbeat)
 
     def last_position_of(self, checkpoint_id: str, *, take_over: bool) -> TapPosition | None:
         """As ``last_position``, if it is that of this checkpoint.

@@ -9,6 +9,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from forebay.errors import ChangelogError, ChangelogUnreachable, TopologyError
@@ -520,9 +521,11 @@ def test_lost_partitions_are_filled_by_the_next_start(spark_4_0, changelog, tapp
     assert again.last_heartbeat(spec.topic, spec.name) == last
 
 
+@pytest.mark.parametrize("lost", [1, 2])
 @pytest.mark.parametrize("partition", [0, 2])
-def test_a_partition_that_lost_its_end_is_filled(spark_4_0, changelog, tapped, tmp_path, partition):
-    """Only the heartbeats of the other partitions tell: that of the first batch is in all."""
+def test_a_partition_that_lost_its_end_is_filled(spark_4_0, changelog, tapped, tmp_path, partition, lost):
+    """Only the heartbeats of the other partitions tell. A last batch may not have been written whole: it is
+    repeated."""
     spec = SPECS["aggregation"]
     query, tap = tapped(spark_4_0, "aggregation-default", spec)
     query.end(0)
@@ -530,16 +533,36 @@ def test_a_partition_that_lost_its_end_is_filled(spark_4_0, changelog, tapped, t
     path = changelog.path(TopicPartition(spec.topic, partition))
     with closing(sqlite3.connect(path)) as current, closing(sqlite3.connect(tmp_path / "copy")) as copy:
         current.backup(copy)
-    query.end(1)
-    tap.follow(1)
+    for batch in range(1, lost + 1):
+        query.end(batch)
+        tap.follow(batch)
+    before = content(changelog, spec)
     with closing(sqlite3.connect(path)) as current, closing(sqlite3.connect(tmp_path / "copy")) as copy:
         copy.backup(current)
-    expected = expected_of("aggregation", spark_4_0.expected("aggregation-default")[1])
-    assert not same(content(changelog, spec), expected)
-    assert changelog.last_heartbeat(spec.topic, spec.name).filling
-    StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS).begin(1)
-    assert same(content(changelog, spec), expected)
-    assert not changelog.last_heartbeat(spec.topic, spec.name).filling
+    assert content(changelog, spec) != before
+    seen, append = [], changelog.append_batch
+    changelog.append_batch = lambda *args, **named: (seen.append(named["heartbeat"]), append(*args, **named))[1]
+    again = StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS)
+    again.begin(lost)
+    for batch in range(again.batch + 1, lost + 1):
+        again.follow(batch)
+    assert content(changelog, spec) == before
+    assert [Heartbeat.parse(value).filling for value in seen] == ([False] if lost == 1 else [True, False])
+
+
+def test_a_writer_that_goes_on_meanwhile_has_lost_nothing(spark_4_0, changelog, tapped):
+    """The heartbeats of partitions are read one after the other."""
+    spec = SPECS["aggregation"]
+    query, tap = tapped(spark_4_0, "aggregation-default", spec)
+    query.end(0)
+    tap.begin(0)
+    last_heartbeats, first = changelog.last_heartbeats, changelog.last_heartbeat(spec.topic, spec.name)
+    earlier = msgspec.structs.replace(first, batch_id=-5)
+    readings = [[earlier, *last_heartbeats(spec.topic, spec.name)[1:]], last_heartbeats(spec.topic, spec.name)]
+    changelog.last_heartbeat, changelog.last_heartbeats = lambda *_: first, lambda *_: readings.pop(0)
+    StoreTap(query.checkpoint, spec, changelog, lambda: NOW_MS).begin(0)
+    assert not readings
+    assert last_heartbeats(spec.topic, spec.name) == [first] * spec.partitions
 
 
 def test_a_query_that_was_set_back_is_copied_anew(spark_4_0, tmp_path, changelog, tapped):

@@ -20,7 +20,7 @@ from forebay_changelog.kafka.topics import KafkaTopics
 from forebay_changelog.kafka.transactional_writer import BATCH_TIMEOUT_MS, TransactionalWriter
 from forebay_changelog.kafka.transient_errors import passes
 from forebay_changelog.kafka.url import KafkaUrl
-from forebay_changelog.kafka.writer_ownership import has_completed, has_written, known_writers, last_heartbeat
+from forebay_changelog.kafka.writer_ownership import has_completed, has_written, known_writers, last_heartbeats
 
 _DELETION_DEADLINE_S = 30.0
 _NO_LIMITS = CompactionLimits()
@@ -92,7 +92,11 @@ class KafkaChangelog:
 
     def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
         with _reading_heartbeats(topic, writer):
-            return last_heartbeat(self.kafka, topic, writer, self._topics.describe(topic).partitions)
+            return last_heartbeats(self.kafka, topic, writer, 1)[0]
+
+    def last_heartbeats(self, topic: str, writer: str) -> list[Heartbeat | None]:
+        with _reading_heartbeats(topic, writer):
+            return last_heartbeats(self.kafka, topic, writer, self._topics.describe(topic).partitions)
 
     @contextlib.contextmanager
     def _writing(self, topic: str, writer: str, query_id: str) -> Iterator[TransactionalWriter]:

@@ -89,17 +89,20 @@ def known_writers(url: KafkaUrl, topic: str, *, max_offsets: int | None = _SEARC
     return {writer for writer, heartbeat in found.items() if heartbeat.value() is not None}
 
 
-def last_heartbeat(url: KafkaUrl, topic: str, writer: str, partitions: int) -> Heartbeat | None:
-    """A writer's newest heartbeat, as ``Heartbeat.of_all``, however far from the end; None if there is none or the
-    writer was retired.
+def last_heartbeats(url: KafkaUrl, topic: str, writer: str, partitions: int) -> list[Heartbeat | None]:
+    """A writer's newest heartbeat in each of the first partitions, however far from the end; None where there is
+    none or the writer was retired.
 
     Raises ``KafkaException``.
     """
-    depths, values = (*_SEARCH_DEPTHS, _EVERYTHING), []
-    for partition in range(partitions):
-        found = _search(url, TopicPartition(topic, partition), writer, depths).heartbeat
-        values.append(None if found is None else found.value())
-    return Heartbeat.of_all(values)
+    depths = (*_SEARCH_DEPTHS, _EVERYTHING)
+    with reading(url) as consumer:
+        found = [
+            _search(consumer, TopicPartition(topic, number), writer, depths).heartbeat
+            for number in range(partitions)
+        ]
+    values = (None if heartbeat is None else heartbeat.value() for heartbeat in found)
+    return [None if value is None else Heartbeat.parse(value) for value in values]
 
 
 class _LastHeartbeat(NamedTuple):
@@ -117,8 +120,9 @@ def _last_ownership(url: KafkaUrl, topic: str, writer: str) -> WriterOwnership |
 def _last_heartbeat(url: KafkaUrl, topic: str, writer: str) -> _LastHeartbeat:
     """The writer's last heartbeat near the end of the topic, if it may be read."""
     try:
-        # Each heartbeat is in all partitions, so reading the first is enough.
-        return _search(url, TopicPartition(topic, 0), writer, _SEARCH_DEPTHS)
+        with reading(url) as consumer:
+            # Each heartbeat is in all partitions, so reading the first is enough.
+            return _search(consumer, TopicPartition(topic, 0), writer, _SEARCH_DEPTHS)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
             raise
@@ -130,16 +134,15 @@ def _last_heartbeat(url: KafkaUrl, topic: str, writer: str) -> _LastHeartbeat:
         return _LastHeartbeat(None, searched_all=False)
 
 
-def _search(url: KafkaUrl, partition: TopicPartition, writer: str, depths: tuple[int, ...]) -> _LastHeartbeat:
+def _search(consumer: Consumer, partition: TopicPartition, writer: str, depths: tuple[int, ...]) -> _LastHeartbeat:
     """The writer's last heartbeat within so many offsets from a partition's end, tried in turn."""
-    with reading(url) as consumer:
-        beginning, end = _watermarks(consumer, partition)
-        for offsets in depths:
-            start = max(beginning, end - offsets)
-            from_there = TopicPartition(partition.topic, partition.partition, start)
-            found = _last_heartbeats(consumer, from_there).get(writer)
-            if found is not None or start == beginning:
-                return _LastHeartbeat(found, start == beginning)
+    beginning, end = _watermarks(consumer, partition)
+    for offsets in depths:
+        start = max(beginning, end - offsets)
+        from_there = TopicPartition(partition.topic, partition.partition, start)
+        found = _last_heartbeats(consumer, from_there).get(writer)
+        if found is not None or start == beginning:
+            return _LastHeartbeat(found, start == beginning)
     return _LastHeartbeat(None, searched_all=False)
 
 

@@ -257,7 +257,12 @@ class SqliteChangelog:
         return {tp.partition: proof for tp, proof in self._proofs.items() if tp.topic == topic}
 
     def last_heartbeat(self, topic: str, writer: str) -> Heartbeat | None:
-        return Heartbeat.of_all([*self._of_each(topic, lambda path: writers.last_heartbeat(path, writer))])
+        # A partition that was lost and recreated has none of before.
+        return next((beat for beat in self.last_heartbeats(topic, writer) if beat is not None), None)
+
+    def last_heartbeats(self, topic: str, writer: str) -> list[Heartbeat | None]:
+        values = self._of_each(topic, lambda path: writers.last_heartbeat(path, writer))
+        return [None if value is None else Heartbeat.parse(value) for value in values]
 
     def has_written(self, topic: str, *, writer: str, query_id: str) -> bool:
         log, found = self.identity(topic), False
