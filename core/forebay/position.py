@@ -94,13 +94,16 @@ def decode_position(token: str) -> Position:
     """The position of a token; raises ``BadParameter``."""
     try:
         _, log, points, clock_ms = decode_opaque(token, _decode)
+        offsets = {partition: offset for partition, offset, _ in points}
+        if len(offsets) < len(points):
+            raise ValueError("a partition twice")
     except ValueError:
         raise BadParameter(
             f"The position {token!r} is not a position token; use one from an earlier answer.",
             parameter="min_position",
         ) from None
     epochs = {partition: epoch for partition, _, epoch in points if epoch is not None}
-    return Position(log, {partition: offset for partition, offset, _ in points}, epochs, clock_ms)
+    return Position(log, offsets, epochs, clock_ms)
 
 
 def max_position_characters(partitions: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from forebay.reloaded_file import ReloadedFile
 
-_BEGIN = "-----BEGIN CERTIFICATE-----"
+_BEGIN = "CERTIFICATE-----"
 _NO_CERTIFICATE = "it contains no certificate in PEM form"
 
 
@@ -38,7 +38,9 @@ def listener_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext |
         except ssl.SSLError as error:
             cause = error.reason or "one is damaged, or the key is encrypted"
             reason = f"OpenSSL cannot use it with the key in {key}: {cause}"
-            raise ValueError(f"{reason}. Give the two that were issued together, the key not encrypted") from None
+            is_weak = "_TOO_" in cause
+            remedy = "" if is_weak else ". Give the two that were issued together, the key not encrypted"
+            raise ValueError(f"{reason}{remedy}") from None
         return loaded
 
     current = ReloadedFile(certificate, own, also=(key,), secrets=(key,))

@@ -18,8 +18,8 @@ MAX_ID_CHARACTERS = 8 << 10
 NO_NONCE = b""
 _NOTHING, _PART, _ALL = 0, 1, 2
 _Number: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 62)]
-_decode = msgspec.msgpack.Decoder(tuple[Literal[4], Digest, Digest, _Number, list[_Number]]).decode
-"""An id: a version, digests of the selection and the log, an offset, and for each partition three numbers."""
+_decode = msgspec.msgpack.Decoder(tuple[Literal[4], Digest, Digest, _Number, bytes]).decode
+"""An id: a version, digests of the selection and the log, an offset, and three packed numbers a partition."""
 
 
 class ChangesCursor(NamedTuple):
@@ -76,8 +76,35 @@ def encode_id(selection: bytes, partitions: Sequence[int], cursors: Mapping[int,
             numbers += (0, _NOTHING, 0)
         else:
             numbers += (cursor.upper - base, _extent(cursor), 0 if cursor.epoch is None else cursor.epoch + 1)
-    text = encode_opaque((_VERSION, selection, log, base, numbers))
+    text = encode_opaque((_VERSION, selection, log, base, b"".join(map(_leb128, numbers))))
     return text if len(text) <= MAX_ID_CHARACTERS else ""
+
+
+def _leb128(number: int) -> bytes:
+    """A number of at least 0 as unsigned LEB128: most of those in an id take a byte less than in MessagePack."""
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _read_leb128(packed: bytes) -> list[int]:
+    """The numbers that follow each other in unsigned LEB128; raises ``ValueError``."""
+    numbers, value, shift = [], 0, 0
+    for byte in packed:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte & 0x80:
+            if shift > 56:
+                raise ValueError("number too long")
+            continue
+        numbers.append(value)
+        value = shift = 0
+    if shift:
+        raise ValueError("number cut short")
+    return numbers
 
 
 def _extent(cursor: ChangesCursor) -> int:
@@ -87,7 +114,8 @@ def _extent(cursor: ChangesCursor) -> int:
 
 def decode_id(text: str, selection: bytes, partitions: Sequence[int]) -> dict[int, ChangesCursor]:
     """The cursors in an id, none of one that belongs to another selection; raises ``ValueError``."""
-    _, found, log, base, numbers = decode_opaque(text, _decode)
+    _, found, log, base, packed = decode_opaque(text, _decode)
+    numbers = _read_leb128(packed)
     if found != selection or len(numbers) != 3 * len(partitions):
         return {}
     cursors = {}
