@@ -42,7 +42,9 @@ def load_backend(group: str, url: str, role: str) -> Any:
             return entry_point.load()
         except ImportError as error:
             missing = extra_missing(f"A {entry_point.name}:// {role}", entry_point.extras, error)
-            raise missing or error from error
+            if missing is None:
+                raise
+            raise missing from error
     shown = url.partition("?")[0]
     installed = ", ".join(sorted(map(_form, entry_points(group=group)))) or "none"
     raise SettingError(

@@ -89,16 +89,18 @@ class Compaction:
             self._thread.start()
 
     def _compact(self) -> None:
-        begun = time.monotonic()
+        begun, some = time.monotonic(), False
         for spec, compactor in self._compactors:
             try:
                 compacted_ms = compactor.compacted_ms(spec.topic)
                 # This or another job may have done it recently; checked once every interval.
                 if compacted_ms is None or time.time() - compacted_ms / 1000 >= self._pause_s / 2:
                     compactor.compact(spec)
+                    some = True
             except Exception:
                 log.exception("the log of %s could not be compacted; it will be retried", spec.name)
-        self._pause_s = max(_INTERVAL_S, (time.monotonic() - begun) / _SHARE)
+        if some:
+            self._pause_s = max(_INTERVAL_S, (time.monotonic() - begun) / _SHARE)
         self._due = begun + self._pause_s
 
 

@@ -75,17 +75,17 @@ def append_batch(
             (query_id, write_name, batch_id),
         ).fetchone()
         newest = _newest_batch(connection, query_id, write_name)
-        if marker is None and newest is not None and batch_id <= newest - _BATCHES_KEPT:
-            raise WriteRefused(
-                f"Batch {batch_id} of query {query_id} is older than everything the log remembers of it, so it is "
-                "not known whether it was written: its checkpoint is too old. Start again with a new checkpoint."
-            )
         (offset,) = connection.execute("SELECT next_offset FROM state").fetchone()
         connection.execute("SAVEPOINT before_rows")
         count, digest = _append(connection, offset, rows, timed)
         if marker is not None and (count, digest) == marker[:2]:
             connection.execute("ROLLBACK TO before_rows")
             return WrittenBatch(count, int(marker[2]), is_new=False)
+        if marker is None and count and newest is not None and batch_id <= newest - _BATCHES_KEPT:
+            raise WriteRefused(
+                f"Batch {batch_id} of query {query_id} is older than everything the log remembers of it, so it is "
+                "not known whether it was written: its checkpoint is too old. Start again with a new checkpoint."
+            )
         if marker is None and count and newest is not None and batch_id < newest:
             raise _differs(path, query_id, write_name, batch_id, 0, count)
         if marker is not None and (batch_id != newest or _misses_a_key(connection, marker, offset, timed)):

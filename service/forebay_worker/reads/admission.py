@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from forebay.clock import boot_ms, latest_epoch_ms
 from forebay.errors import (
@@ -45,7 +46,6 @@ from forebay.wire.parameters import ReadParameters
 from forebay_web.explanations import Explanation, explained
 from forebay_web.histogram import ServedLag
 from forebay_web.limits import Limit, Peer
-from forebay_worker.group.group_member import GroupMember
 from forebay_worker.tasks.manager import TaskManager
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_view import Doubt, ReplicaView, found_elsewhere
@@ -124,6 +124,13 @@ class Admitted:
         return max(self.expired_ms, wanted.clock_ms - ttl_ms)
 
 
+class _Membership(Protocol):
+    """What is asked of the group, beside which reads stand."""
+
+    lease_until_boot_ms: float
+    """Until when the worker may be active."""
+
+
 class Admission:
     """Finds the replica of a partition and decides whether it may answer."""
 
@@ -133,7 +140,7 @@ class Admission:
         metadata: StreamsMetadataState,
         host: str,
         tasks: TaskManager,
-        membership: GroupMember,
+        membership: _Membership,
         ceiling: Tolerance = UNLIMITED,
     ) -> None:
         self.stores = topology.stores

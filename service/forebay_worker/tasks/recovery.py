@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forebay.clock import boot_ms
 from forebay.errors import ChangelogError
@@ -38,10 +37,7 @@ from forebay_worker.tasks.log_continuity import NotContinued, replaced_log
 from forebay_worker.tasks.phases import ReplicaPhase
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_view import LostRecords
-from forebay_worker.tasks.restoration import CopyProgress, Restoration
-
-if TYPE_CHECKING:
-    from forebay_worker.snapshots.taking import PeerCopier
+from forebay_worker.tasks.restoration import Copier, CopyProgress, Restoration
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +60,7 @@ class RecoveryPolicy:
 
     apply_records_per_second: int
     restore_processes: int
-    copier: PeerCopier | None = None
+    copier: Copier | None = None
     """Gets copies of other workers' stores, None if none may be had."""
     schema_registry: str | None = None
     """The URL of the registry that has the schemas of values."""
@@ -326,7 +322,8 @@ class Recovery:
             self._detach(replica)
         else:
             self._leave_alone(replica)
-            serving.publish(log_has_lost=has_lost or serving.view.log_has_lost)
+            if serving.view.log_has_lost != "newest":
+                serving.publish(log_has_lost=has_lost or serving.view.log_has_lost)
         may_serve = as_it_once_was and replica.view.restored and isinstance(replica.view.store, RocksDbStore)
         former = self._predecessor_of(replica) if may_serve else None
         if former is not None:
@@ -393,7 +390,9 @@ class Recovery:
             if replica.in_place:
                 # Its directory may be what was lost.
                 with contextlib.suppress(FileNotFoundError):
-                    self._discard_earlier(replica, self._directory.make_way(replica.task, replica.spec.name))
+                    path = self._directory.make_way(replica.task, replica.spec.name)
+                    # Nobody reads it where something else serves meanwhile.
+                    self._discard_earlier(replica, path if replica.predecessor is None else None)
                 replica.in_place = False
             if copy is not None:
                 path = self._directory.store_path(replica.task, replica.spec.name)

@@ -288,6 +288,7 @@ class Replica:
         self.view = self.view.as_lost()
         # It would keep the former store.
         self.admitted = None
+        self.ends.clear()
         self.records = RecordCounts()
 
     def note_ahead(self, records: int) -> None:

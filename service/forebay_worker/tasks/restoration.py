@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from forebay.clock import boot_ms
+from forebay.task_ids import TopicPartition
 from forebay_worker.tasks.replica import Replica
 
 _RETRY_S = 1.0
@@ -20,6 +24,18 @@ class CopyProgress:
     log: str | None
     position: int
     leads_to: int = 0
+
+
+class Copier(Protocol):
+    """Gets copies of stores from wherever there are some. Tasks stand below what copies them."""
+
+    def copy(
+        self, store: str, tp: TopicPartition, target: Path, stopped: Callable[[], bool], progress: CopyProgress
+    ) -> str | None:
+        """Copy a partition of a store into a new directory; returns what was copied, None if nobody gives one.
+
+        Raises ``OSError`` if the disk refuses.
+        """
 
 
 @dataclass

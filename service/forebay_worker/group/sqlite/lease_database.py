@@ -7,6 +7,7 @@ before a reboot contains no valid lease.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from forebay.streams_metadata import Generation
 from forebay_changelog.sqlite.log_file import create_private, enable_wal, transaction
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
 
-_FORMAT = 1
+_FORMAT = 2
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS grp (
@@ -75,10 +76,11 @@ class GroupTransaction:
         )
         return GroupRow(Generation(incarnation, number), assignment, leader, leader_until)
 
-    def members(self) -> list[MemberRow]:
-        """All members that are alive or have not been away for long."""
+    def members(self, *, with_lease_at: float = -math.inf) -> list[MemberRow]:
+        """All members that are alive or have not been away for long; only those with a lease at some time."""
         columns = "id, incarnation, host, fingerprint, subscription, lease_until"
-        return [_typed(MemberRow, row) for row in self.connection.execute(f"SELECT {columns} FROM member")]
+        rows = self.connection.execute(f"SELECT {columns} FROM member WHERE lease_until > ?", (with_lease_at,))
+        return [_typed(MemberRow, row) for row in rows]
 
     def put_member(self, mine: SubscriptionInfo, lease_until: float) -> None:
         """Join, or renew the lease."""
@@ -222,7 +224,7 @@ class GroupDatabase:
             raise ConfigurationError(
                 f"The group {self.path} belongs to application {application_id!r} (format {format_}), this worker "
                 f"to {self._application_id!r} (format {_FORMAT}). Give each application its own "
-                "--group."
+                "--group. With all workers stopped, one of an earlier format may be removed."
             )
 
 

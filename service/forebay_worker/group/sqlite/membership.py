@@ -143,7 +143,7 @@ class SqliteMembership(Membership):
             if assignment is not None and generation > mine.known_generation:
                 # A member that cannot read it rolls back: it must neither lead nor count as present.
                 _read_assignment(assignment)
-            living = [row for row in group.members() if row.lease_until > now]
+            living = group.members(with_lease_at=now)
             _refuse_copy(living, mine)
             group.put_member(mine, now + self._times.session_timeout_ms)
             if mine.known_generation > generation:
@@ -255,7 +255,7 @@ class SqliteMembership(Membership):
         mine = self._subscription()
         now = self._clock()
         with self._transaction(now) as group:
-            living = [row for row in group.members() if row.lease_until > now]
+            living = group.members(with_lease_at=now)
         others = [row.process_id for row in living if row.host == str(mine.host)]
         taken = next((other for other in others if other != mine.process_id), None)
         if taken is not None:

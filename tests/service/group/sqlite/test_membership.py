@@ -678,7 +678,7 @@ def test_the_group_of_another_application_is_refused(group):
     stranger = group.node("b", parse_topology({"application_id": "stranger", "subtopology": [COUNTS]}))
     with pytest.raises(ConfigurationError) as refused:
         stranger.membership.start(stranger.subscription, stranger.on_assignment)
-    assert "belongs to application 'app' (format 1)" in str(refused.value)
+    assert "belongs to application 'app' (format 2)" in str(refused.value)
     assert "Give each application its own --group" in str(refused.value)
 
 
