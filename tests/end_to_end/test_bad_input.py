@@ -155,7 +155,7 @@ def test_a_state_directory_that_cannot_be_made(cluster, tmp_path):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("redis://localhost", "(with the extra kafka), sqlite:///DIR"),
+        ("redis://localhost", "kafka:// (with the extra kafka), sqlite://"),
         ("sqlite://relative/path", "is not of the form sqlite:///DIR"),
         ("nonsense", "is of no kind that is installed"),
     ],

@@ -579,7 +579,7 @@ def has_a_block_cache(stage: Stage, _: Built) -> None:
 
 def has_write_buffers(_: Stage, built: Built) -> None:
     worker: Any = built.worker(rocksdb_write_buffer_bytes=9 * MEBIBYTE)
-    assert worker._memory._write_buffers.get_buffer_size() == 9 * MEBIBYTE
+    assert worker.memory._write_buffers.get_buffer_size() == 9 * MEBIBYTE
 
 
 def ends_later_pages_in_time(_: Stage, built: Built) -> None:

@@ -442,7 +442,7 @@ def test_delayed_answer_states_its_age_at_sending(tmp_path):
         exchange(router, b"".join(map(request, of.values())) * 20, 40)
         # Small answers come first, after which more is asked for at once.
         sent = [of[well]] * 7 + [f"{of[hangs]}?timeout_ms=1000", f"{of[well]}?max_time_lag_ms=200", of[well]]
-        for _ in range(5):
+        for _ in range(20):
             cluster.kill(hangs, signal.SIGSTOP)
             *_, none, refused, late = exchange(router, b"".join(map(request, sent)), len(sent))
             cluster.kill(hangs, signal.SIGCONT)
