@@ -93,6 +93,12 @@ def test_what_serves_meanwhile_goes_on_when_the_rebuild_begins_anew(tmp_path, ch
             assert replica.predecessor is serving
             assert value_in(serving.view.store, b"k") == b"1"
             assert serving.view.log_has_lost == "newest"
+            asides = tmp_path / "state" / "app" / ".set-aside"
+            wait_until(lambda: len(list(asides.iterdir())) == 1, "only what serves being kept")
+            fault.has_lost = "first"
+            stores.clear()
+            wait_until(lambda: stores.add(replica.view.store) or len(stores) > 2, "further rebuilds")
+            assert serving.view.log_has_lost == "newest"
         wait_until(lambda: replica.view.restored and replica.predecessor is None, "the rebuild")
         assert value_in(replica.view.store, b"new") == b"2"
 
