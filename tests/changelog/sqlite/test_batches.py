@@ -174,6 +174,7 @@ def test_a_batch_older_than_all_that_is_remembered_is_refused(path: str) -> None
         append(path, rows_of(f"k={batch}"), batch)
     with pytest.raises(WriteRefused, match="checkpoint is too old"):
         append(path, rows_of("k=20"), 20)
+    append(path, [], 21)
     assert len(logged(path)) == 100
 
 
