@@ -432,7 +432,8 @@ def test_a_preflight_that_is_refused_is_a_problem(served):
 
 def test_delayed_answer_states_its_age_at_sending(tmp_path):
     """An answer that waits for an earlier one on its connection counts the wait in lag and deadline."""
-    with running_cluster(tmp_path, worker_options=("--num-standby-replicas", "0")) as cluster:
+    options = ("--num-standby-replicas", "0", "--session-timeout-ms", "60000")
+    with running_cluster(tmp_path, worker_options=options) as cluster:
         cluster.put("counts", {b"k%d" % i: b"%d" % i for i in range(50)})
         hangs, well = cluster.start_workers(2)
         router = cluster.start_router()
