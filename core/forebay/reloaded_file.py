@@ -29,8 +29,8 @@ class ReloadedFile(Generic[T]):
     """A file's contents, parsed; ``parse`` gets the text, and raises ``ValueError`` if it is unusable.
 
     The file, and those that belong to it, ``also``, are checked on access, at most once a second. Each must be a
-    regular file of at most a megabyte: a pipe or a device would hang the process, or never end. Each is opened
-    once, and ``parse`` gets the texts of all, in order. A file of ``secrets`` that everybody on the machine may
+    regular file of at most a megabyte: a pipe or a device would hang the process, or never end. ``parse`` gets the
+    texts of all, in order. A file of ``secrets`` that everybody on the machine may
     read or write is warned of whenever it is read. An unusable change is logged, once, and the previous contents
     stay in effect; it is retried, since the cause may pass without another change. Raises ``SettingError`` if
     there are no previous contents.

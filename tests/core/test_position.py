@@ -89,6 +89,7 @@ def text_of(raw: bytes) -> str:
         token(4, LOG, [(-1, 5, None)], None),
         token(4, LOG, [(0, 5, -1)], None),
         token(4, LOG, [(0, 5.0, None)], None),
+        token(4, LOG, [(0, 5, 3), (0, 9, None)], None),
         token(4, LOG, [(0, 5, None)], -1),
         token(4, LOG, [(0, 5, None)]),
         token(4, LOG, [(0, 5, None)], None, None),

@@ -57,3 +57,10 @@ def test_slow_logs_are_compacted_less_often(tmp_path, monkeypatch):
     assert compacted_after(0) == []
     assert compacted_after(2_350) == [], "a minute is a fiftieth of fifty minutes"
     assert compacted_after(601) == ["slow", "quick"]
+    for name in ("slow", "quick"):
+        with changelog._topics() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO compaction VALUES (?, ?)", (name, clock.time() * 1000 + 3e6)
+            )
+    assert compacted_after(3_001) == [], "another job has done it"
+    assert compacted_after(1_000) == [], "which makes the logs no quicker"

@@ -46,9 +46,15 @@ def test_event_id_of_another_selection_resumes_nothing():
     text = encode_id(QUERY, range(2), {0: ChangesCursor(LOG, 1, 1), 1: ChangesCursor(LOG, 1, 1)})
     assert decode_id(text, b"?" * 8, range(2)) == {}
     assert decode_id(text, QUERY, range(3)) == {}
-    earlier = encode_opaque((3, QUERY, LOG, 1, [0, 2, 0, 0, 2, 0]))
-    beyond = encode_opaque((4, QUERY, LOG, 2**63, [0, 2, 0, 0, 2, 0]))
-    for wrong in ("", "7", "lATECPTQ7p0h1QqAkZMAO8DA", text[:9], text + "AA", "é", earlier, beyond):
+    packed = bytes([0, 2, 0, 0, 2, 0])
+    assert decode_id(encode_opaque((4, QUERY, LOG, 1, packed)), QUERY, range(2))
+    earlier = encode_opaque((3, QUERY, LOG, 1, packed))
+    beyond = encode_opaque((4, QUERY, LOG, 2**63, packed))
+    cut_short, too_long = (
+        encode_opaque((4, QUERY, LOG, 1, packed + end)) for end in (b"\x80", b"\xff" * 9 + b"\1")
+    )
+    malformed = (earlier, beyond, cut_short, too_long)
+    for wrong in ("", "7", "lATECPTQ7p0h1QqAkZMAO8DA", text[:9], text + "AA", "é", *malformed):
         with pytest.raises(ValueError, match=r"."):
             decode_id(wrong, QUERY, range(2))
 
@@ -59,6 +65,8 @@ def test_event_id_of_1024_partitions_fits_proxy_limits():
     text = encode_id(QUERY, range(1024), billions)
     assert 0 < len(text) <= MAX_ID_CHARACTERS
     assert decode_id(text, QUERY, range(1024)) == billions
+    million = {one: ChangesCursor(LOG, 1_900 * one, 1_900 * one) for one in range(1024)}
+    assert encode_id(QUERY, range(1024), million), "as far apart as the partitions of an ordinary log"
     apart = {one: cursor._replace(since=one << 40, upper=one << 41) for one, cursor in billions.items()}
     assert encode_id(QUERY, range(1024), apart) == ""
 

@@ -810,6 +810,17 @@ def test_column_of_another_type_is_damage(group, damage):
         group.node("b", on_disk=node).membership.tick()
 
 
+def test_row_of_a_member_that_is_gone_ends_no_lease(group):
+    """The leader alone reads what those that are away last said."""
+    follower = group.settled("a", "b", "c")[1]
+    with contextlib.closing(sqlite3.connect(group.path)) as connection, connection:
+        connection.execute("UPDATE member SET lease_until = 0, subscription = 'x' WHERE id = 'c'")
+    before = Leases(group.path).until(follower)
+    group.clock.now += TICK_MS
+    group.round(follower)
+    assert Leases(group.path).until(follower) > before
+
+
 def beyond(raw: bytes) -> bytes:
     return zlib.compress(msgspec.msgpack.encode({"v": VERSION + 1, "least": VERSION + 1, "data": len(raw)}))
 
