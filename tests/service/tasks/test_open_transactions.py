@@ -91,3 +91,14 @@ def test_successive_transactions_are_not_a_lasting_one(pass_time):
         apply_batch(replica, behind_a_transaction(position, position + 1))
         assert replica.open_transaction_ms(boot_ms()) < 4_000
         pass_time(4_000)
+
+
+def test_notice_of_a_transaction_ends_with_the_store_that_it_was_about(pass_time):
+    """While a rebuild cannot begin, nobody looks at the log."""
+    replica = Replica.opened(SPEC, TaskId(0, 0), MemoryStore("s"))
+    for _ in range(5):
+        apply_batch(replica, behind_a_transaction(1, 4))
+        pass_time(4_000)
+    assert "transaction-open" in replica.notices
+    replica.invalidate()
+    assert "transaction-open" not in replica.notices
