@@ -86,7 +86,7 @@ class Broker:
         place: _Place | None = None,
         java_options: Sequence[str] = (),
     ) -> None:
-        self._directory = directory
+        self.directory = directory
         self._users = users
         self._java_options = java_options
         self._process: subprocess.Popen[bytes] | None = None
@@ -136,7 +136,7 @@ class Broker:
         _need(java())
         _need("mvn")
         subprocess.run([ROOT / "scripts" / "jars" / "fetch", "kafka"], check=True)
-        if not (self._directory / "logs" / "meta.properties").exists():
+        if not (self.directory / "logs" / "meta.properties").exists():
             # With an equals sign, since one id in 64 begins with a hyphen.
             arguments = ["format", f"--cluster-id={self._place.cluster_id}", "--config", str(self._config)]
             for name, password in self._users.items():
@@ -151,9 +151,14 @@ class Broker:
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
-                log = (self._directory / "broker.log").read_text(errors="replace")
+                log = (self.directory / "broker.log").read_text(errors="replace")
                 raise RuntimeError(f"The Kafka broker did not come up:\n{log[-2000:]}")
             time.sleep(0.05)
+
+    def ensure_started(self) -> None:
+        """Start it unless it runs."""
+        if self._process is None or self._process.poll() is not None:
+            self.start()
 
     def stop(self) -> None:
         """Shut the broker down in order."""
@@ -192,12 +197,12 @@ class Broker:
         options = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
         if kafka_classes().exists():
             options.append(f"-XX:SharedArchiveFile={kafka_classes()}")
-        with (self._directory / "broker.log").open("ab") as log:
+        with (self.directory / "broker.log").open("ab") as log:
             return subprocess.Popen(
                 [java(), *options, *self._java_options, "-cp", f"{KAFKA_JARS}/*", *arguments],
                 stdout=log,
                 stderr=log,
-                cwd=self._directory,
+                cwd=self.directory,
             )
 
 

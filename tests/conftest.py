@@ -59,6 +59,20 @@ def kafka_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield broker.url
 
 
+@pytest.fixture(scope="module")
+def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    need_kafka()
+    with Broker(tmp_path_factory.mktemp("kafka")) as broker:
+        yield broker
+
+
+@pytest.fixture
+def broker(own_broker: Broker) -> Broker:
+    """The module's own broker, which may be stopped and killed: it runs again for the next test."""
+    own_broker.ensure_started()
+    return own_broker
+
+
 def need_kafka() -> None:
     for command in (java(), "mvn"):
         if shutil.which(command) is None:

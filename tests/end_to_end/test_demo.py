@@ -1,4 +1,4 @@
-"""The main job, as ``scripts/demo --check`` runs it: a year on SQLite, some months on Kafka and tapped."""
+"""The main job, as ``scripts/demo --check`` runs it, but of some months: on SQLite, tapped and on Kafka."""
 
 import subprocess
 import sys
@@ -9,7 +9,6 @@ import pytest
 from tests.conftest import need_kafka, spark_kafka_jars
 
 ROOT = Path(__file__).parents[2]
-OF_A_YEAR = "19486 of 19486"
 MONTHS = ["--days", "150"]
 
 
@@ -17,20 +16,16 @@ MONTHS = ["--days", "150"]
 @pytest.mark.chaos
 @pytest.mark.timeout(1300)
 @pytest.mark.parametrize(
-    ("options", "windows"),
-    [
-        ([], OF_A_YEAR),
-        ([*MONTHS, "--tap"], "windows equal"),
-        pytest.param([*MONTHS, "--kafka"], "windows equal", marks=pytest.mark.kafka),
-    ],
+    "options",
+    [[], ["--tap"], pytest.param(["--kafka"], marks=pytest.mark.kafka)],
     ids=["sqlite", "tap", "kafka"],
 )
-def test_the_demo_checks_out(options, windows):
+def test_the_demo_checks_out(options):
     if "--kafka" in options:
         need_kafka()
         spark_kafka_jars()
     done = subprocess.run(
-        [sys.executable, "-m", "examples.flights.demo", "--check", *options],
+        [sys.executable, "-m", "examples.flights.demo", "--check", *MONTHS, *options],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -39,4 +34,4 @@ def test_the_demo_checks_out(options, windows):
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "16 of 16" in done.stdout
-    assert windows in done.stdout
+    assert "windows equal" in done.stdout

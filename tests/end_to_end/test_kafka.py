@@ -18,21 +18,12 @@ from confluent_kafka.admin import AdminClient
 from examples.broker import ROOT, Broker
 from examples.jvm import java
 from forebay.task_ids import TopicPartition
-from tests.conftest import need_kafka
 from tests.support.cluster import Cluster, restore_processes, running_cluster, wait_until
 from tests.support.kafka_topics import configure
 
 pytestmark = [pytest.mark.kafka, pytest.mark.chaos]
 
 KEYS = 200
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    """A broker that may be stopped and killed."""
-    need_kafka()
-    with Broker(tmp_path / "kafka") as broker:
-        yield broker
 
 
 @pytest.fixture
@@ -136,7 +127,7 @@ def test_recreated_topic_is_read_after_a_leader_change(cluster, broker):
 @pytest.mark.parametrize("grown", [False, True], ids=["shorter", "grown past the worker again"])
 def test_a_log_that_lost_its_end_is_read_anew(cluster, broker, tmp_path, grown):
     spec = cluster.topology.stores["counts"]
-    logs, kept = tmp_path / "kafka" / "logs", tmp_path / "kept"
+    logs, kept = broker.directory / "logs", tmp_path / "kept"
     partition = f"{spec.topic}-{cluster.partition(spec, b'lost')}"
     worker = cluster.start_worker()
     put_all(cluster, "old")
@@ -220,7 +211,7 @@ def test_bulk_restore_survives_concurrent_compaction(broker, tmp_path):
     keys, rounds = 20_000, 5
     with running_cluster(tmp_path, kafka=broker.url, topology_text=TOPOLOGY_OF_ONE.format(more="")) as cluster:
         topic = cluster.topology.stores["counts"].topic
-        files = tmp_path / "kafka" / "logs" / f"{topic}-0"
+        files = broker.directory / "logs" / f"{topic}-0"
         producer = Producer(cluster.changelog.kafka.librdkafka(linger_ms=5, queue_buffering_max_messages=300_000))
 
         def write(number: int) -> None:

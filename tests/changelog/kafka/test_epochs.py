@@ -1,8 +1,5 @@
 """A log that was cut and grew again is not taken for the one that a reader left (KIP-320)."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import AdminClient
@@ -12,19 +9,11 @@ from forebay.log_epochs import OffsetAndEpoch
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Consumer
 from forebay_changelog.kafka.changelog import KafkaChangelog
-from tests.conftest import need_kafka
 from tests.support.cluster import wait_until
 from tests.support.kafka_log_files import cut_log
 from tests.support.kafka_topics import Reader, Writer, made, spec
 
 pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    need_kafka()
-    with Broker(tmp_path / "kafka") as broker:
-        yield broker
 
 
 def made_with(
@@ -49,7 +38,7 @@ def restart(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("replay", [False, True], ids=["tail", "replay"])
-def test_a_log_that_was_cut_and_grew_again_is_noticed_in_any_partition(broker, tmp_path, replay):
+def test_a_log_that_was_cut_and_grew_again_is_noticed_in_any_partition(broker, replay):
     changelog, partitions = made_with(broker, 4)
     proofs = {}
     for tp in partitions:
@@ -59,7 +48,7 @@ def test_a_log_that_was_cut_and_grew_again_is_noticed_in_any_partition(broker, t
             proofs[tp] = reader.proof
     broker.stop()
     for tp in partitions[1:3]:
-        cut_log(tmp_path / "kafka", tp, 100)
+        cut_log(broker.directory, tp, 100)
     broker.start()
     for tp in partitions:
         write(changelog, tp, 200, 220)
@@ -113,9 +102,7 @@ def test_elections_and_open_transactions_cost_no_proof(broker):
         assert reader.values == [b"3"]
 
 
-def cut_where_aborted(
-    broker: Broker, directory: Path, policy: str
-) -> tuple[KafkaChangelog, TopicPartition, OffsetAndEpoch]:
+def cut_where_aborted(broker: Broker, policy: str) -> tuple[KafkaChangelog, TopicPartition, OffsetAndEpoch]:
     """A log that a reader left at offset 21, behind an aborted transaction, of which it has proven ten records: it
     was cut behind those, and has forty others there."""
     changelog, (tp,) = made_with(broker, 1, policy)
@@ -128,15 +115,15 @@ def cut_where_aborted(
     assert reader.proof is not None
     assert reader.proof.offset == 10
     broker.stop()
-    cut_log(directory, tp, 10)
+    cut_log(broker.directory, tp, 10)
     broker.start()
     write(changelog, tp, 200, 240)
     return changelog, tp, reader.proof
 
 
-def test_records_in_the_place_of_an_aborted_transaction_are_not_passed_over(broker, tmp_path):
+def test_records_in_the_place_of_an_aborted_transaction_are_not_passed_over(broker):
     """What was read before it is still there, so only they show that the log was cut."""
-    changelog, tp, proof = cut_where_aborted(broker, tmp_path / "kafka", "compact")
+    changelog, tp, proof = cut_where_aborted(broker, "compact")
     with Reader(changelog, tp, position=21, proof=proof) as reader:
         reader.poll_until(lambda: reader.newest.truncated or reader.newest.position == 50, "an answer")
         assert reader.newest.truncated
@@ -168,9 +155,9 @@ def test_a_log_that_knows_no_such_epoch_is_not_waited_for(broker, offset):
         assert reader.values == []
 
 
-def test_records_in_that_place_are_met_where_the_log_has_moved_on_since(broker, tmp_path):
+def test_records_in_that_place_are_met_where_the_log_has_moved_on_since(broker):
     """Its beginning lies behind the proof, which nothing can confirm any more."""
-    changelog, tp, proof = cut_where_aborted(broker, tmp_path / "kafka", "compact,delete")
+    changelog, tp, proof = cut_where_aborted(broker, "compact,delete")
     admin = AdminClient(changelog.kafka.librdkafka())
     [deleted] = admin.delete_records([KafkaTopicPartition(*tp, 15)]).values()
     deleted.result(20)

@@ -1,8 +1,6 @@
 """What is fetched of a real broker's topics, beside what ``test_changelog`` asks of every reader."""
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -10,7 +8,6 @@ from confluent_kafka.admin import AdminClient
 from examples.broker import Broker
 from forebay.task_ids import TopicPartition
 from forebay_changelog.kafka.changelog import KafkaChangelog
-from tests.conftest import need_kafka
 from tests.support.cluster import wait_until
 from tests.support.kafka_topics import Reader, Writer, end_of_all, made, spec
 
@@ -71,13 +68,6 @@ def test_a_replay_begins_in_the_middle_of_a_batch(changelog, admin):
         assert [record[0] for record in reader.read(10)] == [7, 8, 9]
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    need_kafka()
-    with Broker(tmp_path / "kafka") as broker:
-        yield broker
-
-
 def test_a_replay_goes_on_after_the_broker_was_killed(broker):
     changelog = KafkaChangelog(broker.url)
     tp = made(AdminClient(changelog.kafka.librdkafka()), spec(), COMPACT)
@@ -97,13 +87,13 @@ def test_a_replay_goes_on_after_the_broker_was_killed(broker):
 
 
 @pytest.fixture
-def damaged(broker: Broker, tmp_path: Path) -> tuple[KafkaChangelog, TopicPartition]:
+def damaged(broker: Broker) -> tuple[KafkaChangelog, TopicPartition]:
     """A log of three batches, in whose second one a disk has changed a digit."""
     changelog = KafkaChangelog(broker.url)
     tp = made(AdminClient(changelog.kafka.librdkafka()), spec(), COMPACT)
     for value in (b"1006", b"1007", b"1008"):
         Writer(changelog, tp).send((b"k", value))
-    segment = tmp_path / "kafka" / "logs" / str(tp) / f"{0:020}.log"
+    segment = broker.directory / "logs" / str(tp) / f"{0:020}.log"
     content = segment.read_bytes()
     assert content.count(b"1007") == 1
     with segment.open("r+b") as file:
