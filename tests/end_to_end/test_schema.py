@@ -66,7 +66,7 @@ BOUNDS = ["max_record_lag", "max_time_lag_ms", "max_age_ms", "require_active"]
 TIMEOUT_MS = 10_000
 """Every replica is well, so whatever is asked is answered or refused in this time."""
 EXAMPLES = settings(
-    max_examples=100,
+    max_examples=50,
     deadline=None,
     derandomize=True,
     database=None,
