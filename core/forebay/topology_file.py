@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -12,30 +12,64 @@ from forebay.codecs.keys import KEY_CODECS, AvroKey
 from forebay.codecs.values import SCHEMA_VALUE_CODECS, VALUE_CODECS
 from forebay.errors import TopologyError
 from forebay.file_access import cause
-from forebay.store_kinds import STORE_KINDS, StoreKind
+from forebay.store_kinds import STORE_KINDS
 from forebay.store_spec import DELETE, KEEP, SparkState, StateColumn, StoreSpec, find_partitioner
-from forebay.toml_tables import (
-    NAME,
-    NAME_RULE,
-    boolean_field,
-    choice_field,
-    given_text,
-    integer_field,
-    name_field,
-    refuse_unknown,
-)
+from forebay.toml_tables import check_table, field_of, name_of, one_of, whole_number
 from forebay.topology import SubTopology, Topology
 
-_MAX_PARTITIONS = 65_536
-"""More are probably a typing error, and each would be a file or a topic's partition."""
 KINDS = tuple(STORE_KINDS)
-COMPRESSIONS = ("lz4", "zstd", "none")
-_ROCKSDB_OPTIONS = {"compression": (0, 0), "block_size_bytes": (1_024, 1 << 20), "bloom_bits_per_key": (0, 30)}
-"""What a store may choose of RocksDB's options, and of those that are numbers the least and the most."""
 STORE_ENTRY_POINTS = "forebay.stores"
+_DURATIONS = sorted({name for kind in STORE_KINDS.values() for name in kind.durations})
+_NAME = name_of(200)
+_BOOLEAN = field_of(bool, "true or false")
 
-
-_ALL_DURATIONS = frozenset(name for kind in STORE_KINDS.values() for name in kind.durations)
+_TOPOLOGY = {
+    "application_id": _NAME,
+    "subtopology": field_of(list[Any], "at least one [[subtopology]]", min_length=1),
+}
+_SUB_TOPOLOGY = {
+    "name": _NAME,
+    # More are probably a typing error, and each would be a file or a topic's partition.
+    "partitions": whole_number(1, 65_536),
+    "global": _BOOLEAN,
+    "store": field_of(list[Any], "at least one [[subtopology.store]]", min_length=1),
+}
+_ROCKSDB_OPTIONS = {
+    "compression": one_of(("lz4", "zstd", "none")),
+    "block_size_bytes": whole_number(1_024, 1 << 20),
+    "bloom_bits_per_key": whole_number(0, 30),
+}
+_STORE = {
+    "name": _NAME,
+    "kind": one_of(KINDS),
+    "key": one_of(KEY_CODECS),
+    "value": one_of(VALUE_CODECS),
+    "partitioner": field_of(str, "the name of a partitioner"),
+    "topic": name_of(249),
+    "supplier": field_of(str, "the name of a store supplier"),
+    "latest_by": field_of(str, "the name of a column", min_length=1),
+    "on_bad_value": one_of(("stop", "skip")),
+    "spark_state": field_of(dict[str, Any], "a table"),
+    **dict.fromkeys(_DURATIONS, whole_number(1)),
+    **dict.fromkeys(("max_record_lag", "max_time_lag_ms", "max_age_ms"), whole_number(0)),
+    **dict.fromkeys(("external", "record_headers", "accept_uncompacted", "accept_misplaced"), _BOOLEAN),
+    **_ROCKSDB_OPTIONS,
+}
+_SPARK_STATE = {
+    "operator": whole_number(0),
+    "variable": _NAME,
+    "fields": field_of(list[Any], "a list of tables"),
+    "on_removal": one_of((KEEP, DELETE)),
+}
+_COLUMN = {
+    "name": field_of(str, "the member of the store's values", min_length=1),
+    # With those of the structs around it before.
+    "position": field_of(
+        whole_number(0) | field_of(str, "positions", pattern=r"\A[0-9]+(\.[0-9]+)*\Z"),
+        "as 'forebay spark describe' shows it, such as 2 or \"0.2\"",
+    ),
+    "function": field_of(str, "the name of an aggregate"),
+}
 
 
 def load_topology(path: str | Path) -> Topology:
@@ -57,11 +91,8 @@ def load_topology(path: str | Path) -> Topology:
 
 def parse_topology(document: Mapping[str, Any]) -> Topology:
     """A topology from its TOML document; raises ``TopologyError``."""
-    refuse_unknown(document, {"application_id", "subtopology"}, "the topology")
-    application_id = name_field(document, "application_id", "the topology")
-    tables = document.get("subtopology")
-    if not isinstance(tables, list) or not tables:
-        raise TopologyError("the topology has no [[subtopology]]; add at least one.")
+    check_table(document, _TOPOLOGY, "the topology", _TOPOLOGY)
+    application_id, tables = document["application_id"], document["subtopology"]
     subtopologies = tuple(_subtopology(table, ordinal, application_id) for ordinal, table in enumerate(tables))
     names = [spec.name for sub in subtopologies for spec in sub.stores]
     topics = [spec.topic for sub in subtopologies for spec in sub.stores]
@@ -72,230 +103,111 @@ def parse_topology(document: Mapping[str, Any]) -> Topology:
     return Topology(application_id, subtopologies)
 
 
-def _subtopology(table: Mapping[str, Any], ordinal: int, application_id: str) -> SubTopology:
-    where = f"sub-topology {ordinal}"
-    refuse_unknown(table, {"name", "partitions", "global", "store"}, where)
-    name = name_field(table, "name", where)
-    partitions = integer_field(table, "partitions", where, least=1)
-    if partitions > _MAX_PARTITIONS:
-        raise TopologyError(f"{where}: partitions = {partitions} is more than {_MAX_PARTITIONS}; use fewer.")
-    stores = table.get("store")
-    if not isinstance(stores, list) or not stores:
-        raise TopologyError(f"{where} ({name!r}) has no [[subtopology.store]]; add at least one.")
-    specs = tuple(_store(store, application_id, partitions, where) for store in stores)
-    is_global = boolean_field(table, "global", where)
+def _title(what: str, table: Any, otherwise: str) -> str:
+    """What messages call a table: by its name, if it has one."""
+    return f"{what} {table['name']!r}" if isinstance(table, Mapping) and "name" in table else otherwise
+
+
+def _subtopology(table: Any, ordinal: int, application_id: str) -> SubTopology:
+    where = _title(f"sub-topology {ordinal}", table, f"sub-topology {ordinal}")
+    check_table(table, _SUB_TOPOLOGY, where, ("name", "partitions", "store"))
+    specs = tuple(_store(store, application_id, table["partitions"], where) for store in table["store"])
+    is_global = table.get("global", False)
     for spec in specs if is_global else ():
         if spec.kind != "key-value":
             raise TopologyError(
-                f"{where} ({name!r}) is global, which only key-value stores can be; move the {spec.kind} store "
+                f"{where} is global, which only key-value stores can be; move the {spec.kind} store "
                 f"{spec.name!r} to another sub-topology."
             )
-    return SubTopology(ordinal, name, partitions, specs, is_global)
+    return SubTopology(ordinal, table["name"], table["partitions"], specs, is_global)
 
 
-def _store(table: Mapping[str, Any], application_id: str, partitions: int, where: str) -> StoreSpec:
-    if not isinstance(table, Mapping):
-        raise TopologyError(f"a store of {where} is {table!r}, not a table.")
-    name = name_field(table, "name", f"a store of {where}")
-    where = f"store {name!r}"
-    tolerance = ("max_record_lag", "max_time_lag_ms", "max_age_ms")
-    external = ("external", "on_bad_value", "record_headers", "accept_uncompacted", "accept_misplaced")
-    common = {
-        "name",
-        "kind",
-        "key",
-        "value",
-        "partitioner",
-        "topic",
-        "supplier",
-        "spark_state",
-        "latest_by",
-        *tolerance,
-        *external,
-        *_ROCKSDB_OPTIONS,
+def _store(given: Any, application_id: str, partitions: int, where: str) -> StoreSpec:
+    where = _title("store", given, f"a store of {where}")
+    check_table(given, _STORE, where, ("name",))
+    table = {
+        "kind": KINDS[0],
+        "key": "string",
+        "value": "json",
+        "partitioner": "unknown" if given.get("key") == AvroKey.name else "murmur2",
+        "topic": f"{application_id}-{given['name']}-changelog",
+        **given,
     }
-    refuse_unknown(table, common | _ALL_DURATIONS, where)
-    kind = STORE_KINDS[choice_field(table, "kind", KINDS, KINDS[0], where)]
-    for extra in sorted(_ALL_DURATIONS - kind.durations):
-        if extra in table:
-            raise TopologyError(f"{where} is of kind {kind.name!r}, which has no {extra!r}; remove it.")
-    given = [*kind.required, *(field_name for field_name in kind.optional if field_name in table)]
-    durations: dict[str, Any] = {
-        field_name: integer_field(table, field_name, where, least=1) for field_name in given
-    }
-    fault = kind.durations_fault(durations)
-    if fault is not None:
+    check_table(table, _STORE, where, STORE_KINDS[table["kind"]].required)
+    find_partitioner(table["partitioner"])
+    if "spark_state" in given:
+        table["spark_state"] = _spark_state(given["spark_state"], f"spark_state of {where}")
+    spec = StoreSpec(**table, partitions=partitions)
+    for fault in _faults(spec, given):
         raise TopologyError(f"{where} {fault}.")
-    if "ttl_ms" in durations and table.get("accept_uncompacted", False) is not False:
-        raise TopologyError(
-            f"{where} has ttl_ms and accept_uncompacted, and a topic that deletes sooner would lack what has not "
-            "expired; remove accept_uncompacted."
+    return spec
+
+
+def _faults(spec: StoreSpec, given: Collection[str]) -> Iterator[str]:
+    """What contradicts itself in a store, with the remedy; ``given`` are the fields that are not by default."""
+    kind = STORE_KINDS[spec.kind]
+    durations = {name: getattr(spec, name) for name in _DURATIONS if name in given}
+    for extra in sorted(durations.keys() - kind.durations):
+        yield f"is of kind {kind.name!r}, which has no {extra!r}; remove it"
+    wrong = kind.durations_fault(durations)
+    if wrong is not None:
+        yield wrong
+    if spec.ttl_ms is not None and spec.accept_uncompacted:
+        yield (
+            "has ttl_ms and accept_uncompacted, and a topic that deletes sooner would lack what has not expired; "
+            "remove accept_uncompacted"
         )
-    topic = table.get("topic", f"{application_id}-{name}-changelog")
-    if not isinstance(topic, str) or not NAME.fullmatch(topic) or len(topic) > 249:
-        raise TopologyError(f"{where}: the topic {topic!r} is not a topic name ({NAME_RULE}).")
-    key = _key_codec(table, kind, where)
-    partitioner = table.get("partitioner", "unknown" if key == AvroKey.name else "murmur2")
-    find_partitioner(partitioner)
-    if key == AvroKey.name and partitioner != "unknown":
-        raise TopologyError(
-            f"{where} has keys of avro, whose partition depends on their schema, so its partitioner is 'unknown'; "
-            "remove it."
+    has_schema_keys = spec.key == AvroKey.name
+    if has_schema_keys and not (spec.external and kind.with_schema_keys and spec.ttl_ms is None):
+        yield f"has key = {spec.key!r}, which only key-value stores with external = true and without ttl_ms have"
+    if has_schema_keys and spec.partitioner != "unknown":
+        yield (
+            "has keys of avro, whose partition depends on their schema, so its partitioner is 'unknown'; remove it"
         )
-    bounds: dict[str, Any] = {
-        item: integer_field(table, item, where, least=0) for item in tolerance if item in table
-    }
-    return StoreSpec(
-        name=name,
-        kind=kind.name,
-        key=key,
-        value=_value_codec(table, where),
-        partitioner=partitioner,
-        topic=topic,
-        partitions=partitions,
-        supplier=_supplier(table, where),
-        external=boolean_field(table, "external", where),
-        on_bad_value=_on_bad_value(table, where),
-        record_headers=_record_headers(table, where),
-        accept_uncompacted=boolean_field(table, "accept_uncompacted", where),
-        accept_misplaced=boolean_field(table, "accept_misplaced", where),
-        spark_state=_spark_state(table, kind, where),
-        latest_by=_latest_by(table, kind, where),
-        **durations,
-        **_rocksdb_options(table, kind, where),
-        **bounds,
-    )
-
-
-def _rocksdb_options(table: Mapping[str, Any], kind: StoreKind, where: str) -> dict[str, Any]:
-    given = [item for item in _ROCKSDB_OPTIONS if item in table]
-    supplier = table.get("supplier", "rocksdb")
-    if given and supplier != "rocksdb":
-        raise TopologyError(
-            f"{where} has {given[0]!r}, which only stores of RocksDB have; its supplier is {supplier!r}."
+    if spec.value in SCHEMA_VALUE_CODECS and not spec.external:
+        yield f"has value = {spec.value!r}, which only stores with external = true have"
+    for name in ("on_bad_value", "record_headers"):
+        if name in given and not spec.external:
+            yield f"has {name}, which only stores with external = true have"
+    if spec.spark_state and (spec.external or spec.value != "json" or kind.keeps_versions):
+        yield (
+            "has spark_state, which only key-value, window and session stores of JSON values have that are not "
+            "external"
         )
-    if "bloom_bits_per_key" in given and (kind.times or "latest_by" in table or table.get("key") == AvroKey.name):
-        raise TopologyError(
-            f"{where} has 'bloom_bits_per_key', which only key-value stores without latest_by and keys of avro "
-            "have: the others are read by ranges, which no filter helps."
+    others = (spec.external, spec.accept_uncompacted, spec.ttl_ms, spec.spark_state)
+    if spec.latest_by and (kind.with_latest_by is None or any(others)):
+        yield (
+            "has latest_by, which only key-value stores have that the sink writes, without external, "
+            "accept_uncompacted, ttl_ms or spark_state"
         )
-    chosen: dict[str, Any] = {}
-    for item in given:
-        if item == "compression":
-            chosen[item] = choice_field(table, item, COMPRESSIONS, COMPRESSIONS[0], where)
-            continue
-        least, most = _ROCKSDB_OPTIONS[item]
-        chosen[item] = integer_field(table, item, where, least=least)
-        if chosen[item] > most:
-            raise TopologyError(f"{where}: {item} = {chosen[item]} is more than {most}.")
-    return chosen
-
-
-def _spark_state(table: Mapping[str, Any], kind: StoreKind, where: str) -> SparkState | None:
-    if "spark_state" not in table:
-        return None
-    if table.get("external") is True or table.get("value", "json") != "json" or kind.keeps_versions:
-        raise TopologyError(
-            f"{where} has spark_state, which only key-value, window and session stores of JSON values have that "
-            "are not external."
+    # Entry points are looked for in all that is installed.
+    is_own = spec.supplier in ("rocksdb", "memory")
+    if not is_own and not entry_points(group=STORE_ENTRY_POINTS, name=spec.supplier):
+        yield (
+            f"has the supplier {spec.supplier!r}, of which there is none: use 'rocksdb', 'memory', or the name of "
+            f"an installed entry point in the group {STORE_ENTRY_POINTS!r}"
         )
-    return _parse_spark_state(table["spark_state"], f"spark_state of {where}")
+    for option in _ROCKSDB_OPTIONS:
+        if option in given and spec.supplier != "rocksdb":
+            yield f"has {option!r}, which only stores of RocksDB have; its supplier is {spec.supplier!r}"
+    if "bloom_bits_per_key" in given and (kind.times or spec.latest_by or has_schema_keys):
+        yield (
+            "has 'bloom_bits_per_key', which only key-value stores without latest_by and keys of avro have: the "
+            "others are read by ranges, which no filter helps"
+        )
 
 
-def _parse_spark_state(table: Any, where: str) -> SparkState:
-    refuse_unknown(table, {"operator", "variable", "fields", "on_removal"}, where)
-    fields = table.get("fields", [])
-    if not isinstance(fields, list):
-        raise TopologyError(f"{where}: fields = {fields!r} is not a list of tables.")
-    columns = tuple(_column(item, f"a field of {where}") for item in fields)
+def _spark_state(table: Any, where: str) -> SparkState:
+    check_table(table, _SPARK_STATE, where)
+    columns = tuple(_column(item, f"a field of {where}") for item in table.get("fields", ()))
     names = [column.name for column in columns]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise TopologyError(f"{where} names two fields {twice!r}; give each its own name.")
-    return SparkState(
-        integer_field(table, "operator", where, least=0) if "operator" in table else 0,
-        name_field(table, "variable", where) if "variable" in table else None,
-        columns,
-        choice_field(table, "on_removal", (KEEP, DELETE), KEEP, where) if "on_removal" in table else None,
-    )
+    return SparkState(table.get("operator", 0), table.get("variable"), columns, table.get("on_removal"))
 
 
-def _column(table: Mapping[str, Any], where: str) -> StateColumn:
-    refuse_unknown(table, {"name", "position", "function"}, where)
-    name, function = table.get("name"), table.get("function")
-    if not isinstance(name, str) or not name:
-        raise TopologyError(
-            f"{where} needs a 'name', the member of the store's values; {given_text(table, 'name')}."
-        )
-    if function is not None and not isinstance(function, str):
-        raise TopologyError(f"{where}: function = {function!r} is not the name of an aggregate.")
-    return StateColumn(name, _path(table, where), function)
-
-
-def _path(table: Mapping[str, Any], where: str) -> tuple[int, ...]:
-    """The position as an integer, or as text with the positions of the structs around it before: ``"0.2"``."""
-    position = table.get("position")
-    if isinstance(position, int) and not isinstance(position, bool) and position >= 0:
-        return (position,)
-    parts = position.split(".") if isinstance(position, str) else ()
-    if parts and all(part.isascii() and part.isdigit() for part in parts):
-        return tuple(map(int, parts))
-    raise TopologyError(
-        f"{where} needs a 'position' as 'forebay spark describe' shows it, such as 2 or \"0.2\"; "
-        f"{given_text(table, 'position')}."
-    )
-
-
-def _latest_by(table: Mapping[str, Any], kind: StoreKind, where: str) -> str | None:
-    column = table.get("latest_by")
-    if column is None:
-        return None
-    others = ("external", "accept_uncompacted", "ttl_ms", "spark_state")
-    if kind.with_latest_by is None or any(table.get(other, False) is not False for other in others):
-        raise TopologyError(
-            f"{where} has latest_by, which only key-value stores have that the sink writes, without "
-            f"{', '.join(others[:-1])} or {others[-1]}."
-        )
-    if not isinstance(column, str) or not column:
-        raise TopologyError(f"{where}: latest_by = {column!r} is not the name of a column.")
-    return column
-
-
-def _key_codec(table: Mapping[str, Any], kind: StoreKind, where: str) -> str:
-    name = choice_field(table, "key", tuple(KEY_CODECS), "string", where)
-    is_other = table.get("external") is not True or kind.with_schema_keys is None or "ttl_ms" in table
-    if name == AvroKey.name and is_other:
-        raise TopologyError(
-            f"{where} has key = {name!r}, which only key-value stores with external = true and without ttl_ms "
-            "have."
-        )
-    return name
-
-
-def _value_codec(table: Mapping[str, Any], where: str) -> str:
-    name = choice_field(table, "value", tuple(VALUE_CODECS), "json", where)
-    if name in SCHEMA_VALUE_CODECS and table.get("external") is not True:
-        raise TopologyError(f"{where} has value = {name!r}, which only stores with external = true have.")
-    return name
-
-
-def _on_bad_value(table: Mapping[str, Any], where: str) -> str:
-    if "on_bad_value" in table and table.get("external") is not True:
-        raise TopologyError(f"{where} has on_bad_value, which only stores with external = true have.")
-    return choice_field(table, "on_bad_value", ("stop", "skip"), "stop", where)
-
-
-def _record_headers(table: Mapping[str, Any], where: str) -> bool:
-    if "record_headers" in table and table.get("external") is not True:
-        raise TopologyError(f"{where} has record_headers, which only stores with external = true have.")
-    return boolean_field(table, "record_headers", where)
-
-
-def _supplier(table: Mapping[str, Any], where: str) -> str:
-    supplier = table.get("supplier", "rocksdb")
-    if supplier not in ("rocksdb", "memory") and not entry_points(group=STORE_ENTRY_POINTS, name=supplier):
-        raise TopologyError(
-            f"{where}: there is no store supplier {supplier!r}: use 'rocksdb', 'memory', or the name of an "
-            f"installed entry point in the group {STORE_ENTRY_POINTS!r}."
-        )
-    return str(supplier)
+def _column(table: Any, where: str) -> StateColumn:
+    check_table(table, _COLUMN, where, ("name", "position"))
+    path = str(table["position"]).split(".")
+    return StateColumn(table["name"], tuple(map(int, path)), table.get("function"))

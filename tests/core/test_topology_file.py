@@ -47,8 +47,14 @@ def test_a_store_that_names_only_itself_gets_the_defaults() -> None:
         ("zzz = 1", "has an unknown field 'zzz'; it may have accept_misplaced, "),
         ('kind = "window"', "needs 'window_size_ms', a whole number of at least 1; it is missing."),
         ('kind = "window"\nwindow_size_ms = 0', "at least 1; it has 0."),
-        ("block_size_bytes = 512", "needs 'block_size_bytes', a whole number of at least 1024; it has 512."),
-        ("bloom_bits_per_key = 31", "bloom_bits_per_key = 31 is more than 30"),
+        (
+            "block_size_bytes = 512",
+            "'block_size_bytes', a whole number of at least 1024 and at most 1048576; it has 512.",
+        ),
+        (
+            "bloom_bits_per_key = 31",
+            "needs 'bloom_bits_per_key', a whole number of at least 0 and at most 30; it has 31.",
+        ),
         ('compression = "lz5"', "compression"),
         ('latest_by = "n"\nbloom_bits_per_key = 9', "read by ranges, which no filter helps"),
         ('supplier = "memory"\ncompression = "zstd"', "has 'compression', which only stores of RocksDB have"),
@@ -63,14 +69,20 @@ def test_a_field_that_is_misspelt_or_missing_is_named(more: str, said: str) -> N
 @pytest.mark.parametrize(
     ("state", "said"),
     [
-        ("spark_state = 5", ["spark_state of store 'delays'", "not a table"]),
+        ("spark_state = 5", ["store 'delays'", "'spark_state', a table; it has 5"]),
         ("spark_state = { operators = 1 }", ["'operators'", "did you mean 'operator'?"]),
         ("spark_state = { operator = -1 }", ["operator", "-1"]),
         ('spark_state = { on_removal = "drop" }', ["on_removal", "'drop'", "keep, delete"]),
-        ("spark_state = { fields = 1 }", ["fields = 1", "list of tables"]),
+        (
+            "spark_state = { fields = 1 }",
+            ["spark_state of store 'delays'", "'fields'", "list of tables", "it has 1"],
+        ),
         ("spark_state = { fields = [{ position = 1 }] }", ["'name'", "it is missing"]),
         ('spark_state = { fields = [{ name = "n", position = "a" }] }', ["'position'", "'a'", "describe"]),
-        ('spark_state = { fields = [{ name = "n", position = 0, function = 1 }] }', ["function = 1"]),
+        (
+            'spark_state = { fields = [{ name = "n", position = 0, function = 1 }] }',
+            ["'function'", "the name of an aggregate", "it has 1"],
+        ),
         (
             'spark_state = { fields = [{ name = "n", position = 0 }, { name = "n", position = 1 }] }',
             ["two fields 'n'"],
@@ -89,7 +101,7 @@ def test_a_declaration_of_state_that_cannot_be_is_refused(state: str, said: list
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ("latest_by = 5", ["latest_by = 5", "name of a column"]),
+        ("latest_by = 5", ["'latest_by'", "name of a column", "it has 5"]),
         ('latest_by = ""', ["name of a column"]),
         ('latest_by = "n"\nexternal = true', ["store 'delays'", "only key-value stores", "the sink writes"]),
         (
@@ -128,17 +140,26 @@ def test_orders_that_cannot_be_are_refused(more: str, said: list[str]) -> None:
         ),
         ('application_id = "a b"\n' + SUB + STORE, ["application_id", "'a b'", "letters, digits"]),
         ("application_id = 5\n" + SUB + STORE, ["application_id", "5"]),
-        ('application_id = "a"', ["[[subtopology]]", "add at least one"]),
-        ('application_id = "a"\nsubtopology = []', ["[[subtopology]]", "add at least one"]),
-        ('application_id = "a"\nsubtopology = "s"', ["[[subtopology]]", "add at least one"]),
+        ('application_id = "a"', ["the topology", "'subtopology'", "at least one [[subtopology]]"]),
+        (
+            'application_id = "a"\nsubtopology = []',
+            ["the topology", "'subtopology'", "at least one [[subtopology]]"],
+        ),
+        (
+            'application_id = "a"\nsubtopology = "s"',
+            ["the topology", "'subtopology'", "at least one [[subtopology]]"],
+        ),
         (
             'application_id = "a"\nstores = 1\n' + SUB + STORE,
             ["the topology", "'stores'", "it may have application_id"],
         ),
-        (HEAD, ["sub-topology 0", "'s'", "[[subtopology.store]]", "add at least one"]),
+        (HEAD, ["sub-topology 0 's'", "'store'", "at least one [[subtopology.store]]"]),
         (HEAD.replace("partitions = 1", "") + STORE, ["sub-topology 0", "'partitions'", "at least 1"]),
         (HEAD.replace("= 1", "= 0") + STORE, ["sub-topology 0", "'partitions'", "at least 1", "0"]),
-        (HEAD.replace("= 1", "= 65537") + STORE, ["sub-topology 0", "partitions = 65537", "more than 65536"]),
+        (
+            HEAD.replace("= 1", "= 65537") + STORE,
+            ["sub-topology 0 's'", "'partitions'", "at most 65536", "it has 65537"],
+        ),
         (HEAD.replace("= 1", "= true") + STORE, ["sub-topology 0", "'partitions'", "True"]),
         (HEAD.replace("= 1", "= 1.5") + STORE, ["sub-topology 0", "'partitions'", "1.5"]),
         (HEAD.replace('"s"', '"-s"') + STORE, ["sub-topology 0", "'name'", "'-s'", "not beginning with"]),
@@ -147,13 +168,16 @@ def test_orders_that_cannot_be_are_refused(more: str, said: list[str]) -> None:
             ["sub-topology 0", "'replicas'", "it may have global, name, "],
         ),
         (HEAD + "[[subtopology.store]]\n", ["a store of sub-topology 0", "'name'"]),
-        (HEAD + STORE.replace("delays", "../etc"), ["a store of sub-topology 0", "'../etc'"]),
-        (HEAD + STORE.replace("delays", "d" * 201), ["a store of sub-topology 0", "letters, digits"]),
+        (
+            HEAD + STORE.replace("delays", "../etc"),
+            ["store '../etc'", "'name'", "letters, digits", "it has '../etc'"],
+        ),
+        (HEAD + STORE.replace("delays", "d" * 201), ["store 'ddd", "'name'", "letters, digits"]),
         (HEAD + STORE + "retension_ms = 1", ["store 'delays'", "'retension_ms'", "did you mean 'retention_ms'?"]),
         (HEAD + STORE + 'kind = "windowed"', ["store 'delays'", "kind", "'windowed'", "window, session"]),
         (HEAD + STORE + 'key = "uuid"', ["store 'delays'", "key", "'uuid'", "string, int32"]),
         (HEAD + STORE + 'value = "xml"', ["store 'delays'", "value", "'xml'", "json, string"]),
-        (HEAD + STORE + "key = 1", ["store 'delays'", "key = 1"]),
+        (HEAD + STORE + "key = 1", ["store 'delays'", "'key'", "string, int32", "it has 1"]),
         (HEAD + STORE + 'partitioner = "crc32"', ["'crc32'", "'murmur2'", "'unknown'", "forebay.partitioners"]),
         (
             HEAD + STORE + 'supplier = "redis"',

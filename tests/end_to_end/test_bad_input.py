@@ -71,7 +71,7 @@ def test_worker_config_serves_changelog_and_state_commands(cluster, tmp_path):
     ("text", "expected"),
     [
         ("application_id = ", "not valid TOML"),
-        ('application_id = "a"', "no [[subtopology]]"),
+        ('application_id = "a"', "at least one [[subtopology]]"),
         (
             'application_id = "a"\n[[subtopology]]\nname = "s"\npartitions = 0\n[[subtopology.store]]\nname = "x"',
             "'partitions', a whole number of at least 1",
