@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import logging.handlers
-import queue
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TextIO, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 import msgspec
@@ -26,6 +25,7 @@ from msgspec import Meta, Struct
 from forebay.bearer_tokens import BearerTokens, TokenHolder
 from forebay.clock import boot_ms, epoch_ms, time_text
 from forebay.errors import BadKey, Forbidden
+from forebay.logs import LinesInBackground
 from forebay.reloaded_file import ReloadedFile
 from forebay.request_trace import current
 from forebay.store_spec import StoreSpec
@@ -35,8 +35,6 @@ Verb: TypeAlias = Literal["read", "list", "follow", "metadata", "admin"]
 and lags, and ``admin`` of what shows all of a process."""
 _Text: TypeAlias = Annotated[str, Meta(min_length=1)]
 _MAX_REMEMBERED = 4_096
-_MAX_AUDIT_LINES = 10_000
-"""Waiting to be written; what is beyond is dropped and counted."""
 _OF_A_STORE = re.compile(
     r"/v1/(?:metadata/)?stores/(?P<store>[^/]+)(?:/(?:keys/(?P<key>[^/]+)(?:/(?P<of_key>[^/]+))?|(?P<what>[^/]+)))?"
 )
@@ -185,7 +183,7 @@ class GrantedTokens(BearerTokens):
     ) -> None:
         self._tokens = tokens
         self._path = path
-        self._audit = audit or AuditLog()
+        self._audit = audit or AuditLog(sys.stderr)
         self._file = ReloadedFile(path, self._read, clock)
         self._known: dict[bytes, Access] = {}
 
@@ -231,29 +229,18 @@ def read_grants(text: str) -> tuple[Grant, ...]:
     return tuple(msgspec.convert(tomllib.loads(text), _GrantsDocument).grant)
 
 
-class AuditLog:
-    """Lines of JSON, by default on standard error, written by a thread: the event loop waits for no disk.
-
-    No line has a key or a value.
-    """
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._lines: queue.Queue[logging.LogRecord] = queue.Queue(_MAX_AUDIT_LINES)
-        self._dropped = 0
-        handler = logging.StreamHandler(stream)
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        self._listener = logging.handlers.QueueListener(self._lines, handler)
-        self._listener.start()
+class AuditLog(LinesInBackground):
+    """Lines of JSON, of which none has a key or a value."""
 
     def write(self, event: str, **members: Any) -> None:
-        """Add a line; if too many wait, it is dropped, and the next one says how many were."""
-        if self._dropped:
-            members["dropped"] = self._dropped
+        """Add a line; if too many wait, it is dropped, and a later one says how many were."""
         trace = current.get()
         request = {} if trace is None else {"request_id": trace.request_id}
-        line = json.dumps({"audit": event, "at": time_text(int(epoch_ms())), **members, **request})
-        try:
-            self._lines.put_nowait(logging.makeLogRecord({"msg": line, "levelno": logging.INFO}))
-            self._dropped = 0
-        except queue.Full:
-            self._dropped += 1
+        self.emit(logging.makeLogRecord({"msg": _audit_line(event, **members, **request)}))
+
+    def _of_dropped(self, dropped: int) -> str:
+        return _audit_line("dropped", lines=dropped)
+
+
+def _audit_line(event: str, **members: Any) -> str:
+    return json.dumps({"audit": event, "at": time_text(int(epoch_ms())), **members})

@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -168,14 +169,27 @@ def test_a_table_that_cannot_be_used_is_refused(text, fault):
         read_grants(text)
 
 
-def test_audit_lines_that_find_no_room_are_counted(audited):
-    audit = AuditLog(audited)
-    audit._listener.stop()
-    for _ in range(10_002):
-        audit.write("refused")
-    audit._listener.start()
-    wait_until(lambda: audit._lines.empty(), "the lines")
+class Unread(io.StringIO):
+    """Takes nothing until it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_read = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.is_read.wait()
+        return super().write(text)
+
+
+def test_audit_lines_that_find_no_room_are_counted():
+    stream = Unread()
+    audit = AuditLog(stream, max_waiting=10)
     audit.write("refused")
-    audit._listener.stop()
-    written = [json.loads(line) for line in audited.getvalue().splitlines()]
-    assert (len(written), written[-1]["dropped"]) == (10_001, 2)
+    wait_until(lambda: audit._lines.empty(), "the first line under way")
+    for _ in range(12):
+        audit.write("refused")
+    stream.is_read.set()
+    audit.flush()
+    written = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["lines"] for line in written if line["audit"] == "dropped"] == [2]
+    assert sum(line["audit"] == "refused" for line in written) == 11
