@@ -77,8 +77,6 @@ class ReplicaInfo(NamedTuple):
 def lag_json(lag: Lag) -> bytes:
     """The ``lag`` member."""
     record_lag, time_lag_ms, age_ms = lag
-    if record_lag is not None and time_lag_ms is not None and age_ms is not None:
-        return b'{"record_lag":%d,"time_lag_ms":%d,"age_ms":%d}' % (record_lag, time_lag_ms, age_ms)
     return b'{"record_lag":%b,"time_lag_ms":%b,"age_ms":%b}' % (
         b"null" if record_lag is None else b"%d" % record_lag,
         b"null" if time_lag_ms is None else b"%d" % time_lag_ms,
@@ -113,9 +111,6 @@ def provenance_members(source: ReplicaInfo) -> dict[str, Any]:
 def lag_head(lag: Lag) -> bytes:
     """The header lines of a lag; those of unknown figures are absent."""
     record_lag, time_lag_ms, age_ms = lag
-    if record_lag is not None and time_lag_ms is not None and age_ms is not None:
-        known = (record_lag, time_lag_ms, age_ms)
-        return b"forebay-record-lag: %d\r\nforebay-time-lag-ms: %d\r\nforebay-age-ms: %d\r\n" % known
     return b"%b%b%b" % (
         b"" if record_lag is None else b"forebay-record-lag: %d\r\n" % record_lag,
         b"" if time_lag_ms is None else b"forebay-time-lag-ms: %d\r\n" % time_lag_ms,
