@@ -103,21 +103,18 @@ class TokensFile(BearerTokens):
 
     def __init__(self, path: Path, clock: Callable[[], float] = boot_ms) -> None:
         self._file = ReloadedFile(path, _read_names, clock, secrets=(path,))
-        self._names = self._file()
-        self._let_in: dict[bytes, TokenHolder] = {}
-        """By headers that contain one of these tokens."""
+        self._use(self._file())
 
     def holder(self, authorization: bytes) -> TokenHolder:
         names = self._file()
         if names is not self._names:
-            self._names, self._let_in = names, {}
+            self._use(names)
         # Searched by hash: the time that takes does not reveal how much of a token was right.
-        found = self._let_in.get(authorization)
-        if found is None:
-            found = self._found(authorization)
-            if len(self._let_in) < _MAX_REMEMBERED and len(authorization) <= _MAX_REMEMBERED_BYTES:
-                self._let_in[authorization] = found
-        return found
+        return self._holder(authorization)
+
+    def _use(self, names: Mapping[bytes, str]) -> None:
+        self._names = names
+        self._holder = remembered(self._found, _MAX_REMEMBERED, _MAX_REMEMBERED_BYTES)
 
     def is_accepted(self, holder: TokenHolder, now_epoch_ms: float) -> bool:
         return holder.until_ms is None and holder.digest in self._file()

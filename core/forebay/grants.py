@@ -13,8 +13,9 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote
@@ -107,18 +108,13 @@ class Access:
     """Those of the whole table when it was read, by which this is known to be of the table in effect."""
     own: tuple[Grant, ...]
     refused: Callable[[str, Needed], None]
-    _found: dict[tuple[str, str], list[str]] = field(default_factory=dict, repr=False, compare=False)
 
-    def prefixes(self, verb: str, store: str) -> list[str]:
-        """Within which prefixes it may do something with keys of a store; none if nowhere."""
-        found = self._found.get((verb, store))
-        if found is None:
-            if len(self._found) >= _MAX_REMEMBERED:
-                self._found.clear()
-            found = self._found[verb, store] = self._matching(verb, store)
-        return found
+    @cached_property
+    def prefixes(self) -> Callable[[str, str], list[str]]:
+        """Within which prefixes it may do something, by its verb, with keys of a store; none if nowhere."""
+        return lru_cache(_MAX_REMEMBERED)(self._prefixes)
 
-    def _matching(self, verb: str, store: str) -> list[str]:
+    def _prefixes(self, verb: str, store: str) -> list[str]:
         return [
             grant.key_prefix
             for grant in self.own

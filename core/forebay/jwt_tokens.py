@@ -23,6 +23,7 @@ from joserfc.errors import (
 from joserfc.jwk import JWKRegistry, KeySet
 
 from forebay.bearer_tokens import BearerTokens, TokenHolder, token_of
+from forebay.bounded_cache import remembered
 from forebay.clock import boot_ms, epoch_ms
 from forebay.errors import NotReady, Unauthenticated
 from forebay.logs import LogThrottle
@@ -135,9 +136,7 @@ class JwtTokens(BearerTokens):
         self._trust = trust
         self._clock = clock
         self._keys = IssuerKeys(trust)
-        self._checked_with: KeySet | None = None
-        self._accepted: dict[bytes, TokenHolder] = {}
-        """By header."""
+        self._check_with(None)
         self._claims = jwt.JWTClaimsRegistry(
             leeway=LEEWAY_S,
             iss={"essential": True, "value": trust.issuer},
@@ -149,15 +148,13 @@ class JwtTokens(BearerTokens):
         """Raise ``Unauthenticated`` unless the request has a token of the issuer, and ``NotReady`` as long as the
         issuer's keys were never fetched."""
         if self._keys.current is not self._checked_with:
-            self._checked_with, self._accepted = self._keys.current, {}
-        found = self._accepted.get(authorization)
-        if found is None or self._clock() >= (found.until_ms or 0):
-            found = self._checked(authorization)
-            if len(self._accepted) >= _MAX_REMEMBERED:
-                self._accepted.clear()
-            if len(authorization) <= _MAX_REMEMBERED_BYTES:
-                self._accepted[authorization] = found
-        return found
+            self._check_with(self._keys.current)
+        found = self._holder(authorization)
+        return found if self.is_accepted(found, self._clock()) else self._checked(authorization)
+
+    def _check_with(self, keys: KeySet | None) -> None:
+        self._checked_with = keys
+        self._holder = remembered(self._checked, _MAX_REMEMBERED, _MAX_REMEMBERED_BYTES)
 
     def close(self) -> None:
         self._keys.close()
