@@ -16,7 +16,7 @@ from rich.table import Table
 from forebay.cli import worker_settings
 from forebay.clock import duration, epoch_ms, time_text
 from forebay.errors import SettingError, TopicRefused
-from forebay.output import Output, json_output, progress, quantity
+from forebay.output import Output, json_output, print_line, progress, quantity
 from forebay.store_spec import StoreSpec, headed_topics
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Changelog, Consumer, Record, Wake
@@ -113,7 +113,7 @@ def _follow(consumer: Consumer, positions: dict[TopicPartition, int], spec: Stor
 def _print(records: Sequence[Record], tp: TopicPartition, spec: StoreSpec, output: Output) -> None:
     for record in records:
         document = record_document(spec.with_headers, tp.partition, record)
-        output.show_line(record_json(document), record_line(document))
+        print_line(record_json(document) if output.as_json else record_line(document))
 
 
 @changelog.command("stat")

@@ -69,10 +69,6 @@ class Output:
         for renderable in shown:
             terminal().print(renderable, soft_wrap=isinstance(renderable, str | Text))
 
-    def show_line(self, text: str, shown: str) -> None:
-        """Print one of many results: its JSON text, which has no line ends, or its line for people."""
-        print_line(text if self.as_json else shown)
-
 
 def quantity(count: int, noun: str) -> str:
     """A number of things, whose noun takes an s."""

@@ -97,9 +97,7 @@ class ScanPage:
 def first_end(pages: Iterable[ScanPage], *, reverse: bool) -> bytes | None:
     """The stored key up to which several partitions' pages are all complete, None for the end."""
     ends = [page.last for page in pages if page.more]
-    if not ends:
-        return None
-    return max(ends) if reverse else min(ends)
+    return max(ends, default=None) if reverse else min(ends, default=None)
 
 
 def window_end(pages: Sequence[ScanPage], *, reverse: bool) -> bytes | None:
@@ -110,9 +108,7 @@ def window_end(pages: Sequence[ScanPage], *, reverse: bool) -> bytes | None:
     end = first_end(pages, reverse=reverse)
     if end is not None:
         ends.append(end)
-    if not ends:
-        return None
-    return max(ends) if reverse else min(ends)
+    return max(ends, default=None) if reverse else min(ends, default=None)
 
 
 def merging(pages: Sequence[ScanPage], *, reverse: bool) -> Iterator[tuple[list[bytes], Callable[[int], bytes]]]:
