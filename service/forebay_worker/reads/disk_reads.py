@@ -125,11 +125,19 @@ class DiskReads:
             self._start(loop)
 
     async def bring(self, sought: Iterable[tuple[StateStore, bytes]]) -> None:
-        """Return once memory knows of the stored keys that reads begin at, in their stores."""
+        """Return once memory knows of the stored keys that reads begin at, in their stores; of one that is
+        cancelled, no more is read."""
         if not self.are_likely():
             return
-        found = await in_turns(not_in_memory(*at) for at in sought)
-        await _BatchReads(self.begin, [one for one in found if one is not None]).read()
+        missing = [one for one in await in_turns(not_in_memory(*at) for at in sought) if one is not None]
+        most = min(_MAX_OF_A_BATCH, len(missing))
+        places = asyncio.Semaphore(most)
+        for one in missing:
+            await places.acquire()
+            self.begin(one, places.release)
+        # All are free again once all is read.
+        for _ in range(most):
+            await places.acquire()
 
     def close(self) -> None:
         """Begin no more reads."""
@@ -148,38 +156,6 @@ def _call(some: list[_Waiting]) -> None:
             then()
         except Exception:
             log.exception("what followed a read from disk failed")
-
-
-class _BatchReads:
-    """What a batch lacks, of which only so much waits at a time: none of it once its client has left."""
-
-    def __init__(
-        self, begin: Callable[[NotInMemory, Callable[[], None]], None], missing: list[NotInMemory]
-    ) -> None:
-        self._begin = begin
-        self._left = iter(missing)
-        self._outstanding = 0
-        self._ended = asyncio.Event()
-
-    async def read(self) -> None:
-        for _ in range(_MAX_OF_A_BATCH):
-            self._begin_next()
-        try:
-            await self._ended.wait()
-        finally:
-            self._left = iter(())
-
-    def _begin_next(self) -> None:
-        for one in self._left:
-            self._outstanding += 1
-            self._begin(one, self._one_read)
-            return
-        if not self._outstanding:
-            self._ended.set()
-
-    def _one_read(self) -> None:
-        self._outstanding -= 1
-        self._begin_next()
 
 
 def not_in_memory(store: StateStore, key: bytes) -> NotInMemory | None:

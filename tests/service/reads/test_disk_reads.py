@@ -102,6 +102,23 @@ async def test_a_batch_has_few_keys_waiting_and_none_once_its_client_has_left(mo
         reads.close()
 
 
+async def test_a_batch_of_few_keys_waits_for_all_of_them(monkeypatch):
+    monkeypatch.setattr(disk_reads, "not_in_memory", NotInMemory)
+    reads, disk = DiskReads(lambda: True), Disk(held={b"2"})
+    try:
+        batch = asyncio.create_task(reads.bring((disk, b"%d" % number) for number in range(3)))  # type: ignore[misc]
+        while not disk.read_together:  # noqa: ASYNC110 (it is set in a thread)
+            await asyncio.sleep(0.001)
+        await read(reads, disk, b"other")
+        assert not batch.done()
+        disk.go_on.set()
+        async with asyncio.timeout(20):
+            await batch
+    finally:
+        disk.go_on.set()
+        reads.close()
+
+
 async def test_all_keys_of_a_batch_are_read(monkeypatch):
     monkeypatch.setattr(disk_reads, "not_in_memory", NotInMemory)
     reads, disk = DiskReads(lambda: True), Disk()
