@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -132,9 +131,9 @@ class BulkRestore:
         self._in_applier = in_applier
         self._storage_fault = storage_fault
         self._numbers = itertools.count(1)
-        self._waiting: deque[Restoration] = deque()
-        self._changed = threading.Condition()
-        self._stopping = False
+        self._waiting: SimpleQueue[Restoration | None] = SimpleQueue()
+        """What threads take up, None for each at the end."""
+        self._stopping = threading.Event()
         self._children: list[subprocess.Popen[str]] = []
         self._awaited_since: dict[subprocess.Popen[str], float] = {}
         """Since when nothing was heard of each process that a thread listens to, in milliseconds since boot."""
@@ -161,13 +160,11 @@ class BulkRestore:
         If it ``may_copy``, others are asked for their store first. Raises ``RuntimeError`` if no thread can be
         started.
         """
+        if len(self._threads) < self._processes:
+            self._start_thread()
         restoration = Restoration(replica, next(self._numbers), boot_ms(), may_copy=may_copy)
-        with self._changed:
-            if len(self._threads) < self._processes:
-                self._start_thread()
-            self.restorations[replica.topic_partition] = restoration
-            self._waiting.append(restoration)
-            self._changed.notify()
+        self.restorations[replica.topic_partition] = restoration
+        self._waiting.put(restoration)
 
     def _start_thread(self) -> None:
         thread = threading.Thread(target=self._run, name="forebay-restore", daemon=True)
@@ -194,11 +191,11 @@ class BulkRestore:
 
     def stop(self) -> None:
         """End every restore process and delete what they left."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-            for child in self._children:
-                child.kill()
+        self._stopping.set()
+        for child in list(self._children):
+            child.kill()
+        for _ in self._threads:
+            self._waiting.put(None)
         for thread in self._threads:
             # One that waits for another worker's answer ends by itself.
             thread.join(_STOP_PATIENCE_S)
@@ -206,12 +203,9 @@ class BulkRestore:
 
     def _run(self) -> None:
         child: subprocess.Popen[str] | None = None
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._stopping)
-                if self._stopping:
-                    break
-                restoration = self._waiting.popleft()
+        while (restoration := self._waiting.get()) is not None:
+            if self._stopping.is_set():
+                break
             if restoration.cancelled:
                 continue
             restoration.begun_boot_ms = boot_ms()
@@ -236,11 +230,8 @@ class BulkRestore:
                     self._delete_files(restoration)
             if restored or restoration.given_up:
                 self._in_applier(partial(self._finish, restoration))
-                continue
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopping, timeout=restoration.retry_s)
-                if not restoration.cancelled:
-                    self._waiting.append(restoration)
+            elif not self._stopping.wait(restoration.retry_s):
+                self._waiting.put(restoration)
         if child is not None:
             self._end(child)
 
@@ -251,7 +242,7 @@ class BulkRestore:
         restoration.may_copy = False
         path = self._scratch / f"{restoration.number}-copy"
         try:
-            source = self._copy(restoration, path, lambda: self._stopping or restoration.cancelled)
+            source = self._copy(restoration, path, lambda: self._stopping.is_set() or restoration.cancelled)
         except Exception as error:
             found = self._storage_fault(error) or error
             log.error("%s could not be copied, so its log is read: %s", _name(restoration), found)
@@ -275,8 +266,7 @@ class BulkRestore:
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
-        with self._changed:
-            self._children.remove(child)
+        self._children.remove(child)
 
     def _fail(self, restoration: Restoration, reason: str, storage_fault: str | None = None) -> None:
         log.error("restoring %s: %s; it will be retried", _name(restoration), reason)
@@ -314,7 +304,7 @@ class BulkRestore:
         except (OSError, ValueError) as error:
             log.warning("restoring %s was interrupted: %s", _name(restoration), error)
             return False
-        if not self._stopping:
+        if not self._stopping.is_set():
             restoration.fruitless += 1
             self._fail(restoration, "its restore process ended before it was done")
         return False
@@ -332,24 +322,18 @@ class BulkRestore:
         """Pass a file to the applier's thread and wait, so that at most one file waits per process."""
         settled: SimpleQueue[bool] = SimpleQueue()
         self._in_applier(partial(self._take_file, restoration, report, settled.put))
-        while not self._stopping:
+        while not self._stopping.is_set():
             with contextlib.suppress(Empty):
                 return settled.get(timeout=_STOP_CHECK_S)
         return False
 
     def _take_file(self, restoration: Restoration, report: RestoreReport, settled: Callable[[bool], None]) -> None:
-        try:
-            self._settle(restoration, report, settled)
-        except StoreCorrupted as corrupted:
-            self._on_damaged(restoration.replica, corrupted)
-
-    def _settle(self, restoration: Restoration, report: RestoreReport, settled: Callable[[bool], None]) -> None:
-        """Ingest a file; ``settled`` is told whether its job may go on. Raises ``StoreCorrupted``."""
+        """Ingest a file; ``settled`` is told whether its job may go on."""
         fits = False
         try:
             fits = ingest(restoration, report)
-        except StoreCorrupted:
-            raise
+        except StoreCorrupted as corrupted:
+            self._on_damaged(restoration.replica, corrupted)
         except Exception as error:
             self._refuse(restoration, error)
         finally:
@@ -401,11 +385,10 @@ class BulkRestore:
             stdout=subprocess.PIPE,
             text=True,
         )
-        with self._changed:
-            self._children.append(child)
-            if self._stopping:
-                # Those that were there have been killed.
-                child.kill()
+        self._children.append(child)
+        if self._stopping.is_set():
+            # Those that were there have been killed.
+            child.kill()
         return child
 
 
