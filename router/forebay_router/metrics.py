@@ -170,19 +170,17 @@ class RouterMetrics(Collector):
             ("hedges_won", "Hedges that were answered first."),
             ("hedges_throttled", "Hedges that the budget did not allow."),
         ):
-            counter = CounterMetricFamily(f"forebay_router_{name}", text)
-            counter.add_metric([], self._router.counts[name])
-            yield counter
-        delay = GaugeMetricFamily("forebay_router_hedge_delay_seconds", "Wait before a second replica is asked.")
-        delay.add_metric([], self._router.delay.delay_ms / 1000)
-        yield delay
-        budget = GaugeMetricFamily("forebay_router_hedge_budget", "Hedges currently allowed.")
-        budget.add_metric([], self._router.budget.left)
-        yield budget
+            yield CounterMetricFamily(f"forebay_router_{name}", text, self._router.counts[name])
+        delay_s = self._router.delay.delay_ms / 1000
+        yield GaugeMetricFamily(
+            "forebay_router_hedge_delay_seconds", "Wait before a second replica is asked.", delay_s
+        )
+        yield GaugeMetricFamily(
+            "forebay_router_hedge_budget", "Hedges currently allowed.", self._router.budget.left
+        )
         yield from self._router.limits.metrics("forebay_router")
-        ready = GaugeMetricFamily("forebay_router_ready", "1 if the router knows workers and their map.")
-        ready.add_metric([], int(self._router.readiness() is None))
-        yield ready
+        is_ready = self._router.readiness() is None
+        yield GaugeMetricFamily("forebay_router_ready", "1 if the router knows workers and their map.", is_ready)
         unheld = GaugeMetricFamily(
             "forebay_router_unheld_partitions", "Partitions that no answering worker holds.", labels=["store"]
         )

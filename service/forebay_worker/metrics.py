@@ -63,12 +63,14 @@ class WorkerMetrics(Collector):
         yield self._snapshots()
         yield from self._sizes()
         worker = self._worker
-        yield _one("forebay_ready", "1 if /readyz says 200.", worker.readiness() is None)
+        yield GaugeMetricFamily("forebay_ready", "1 if /readyz says 200.", worker.readiness() is None)
         storage_fault = worker.tasks.storage_fault is not None
-        yield _one("forebay_storage_fault", "1 if the machine refuses what the worker needs.", storage_fault)
+        yield GaugeMetricFamily(
+            "forebay_storage_fault", "1 if the machine refuses what the worker needs.", storage_fault
+        )
         yield from worker.limits.metrics("forebay")
         generation = worker.metadata.map.generation.number
-        yield _one("forebay_group_generation", "Newest group generation known.", generation)
+        yield GaugeMetricFamily("forebay_group_generation", "Newest group generation known.", generation)
         build = GaugeMetricFamily(
             "forebay_build_info", "1. Its labels say what runs.", labels=["version", "topology"]
         )
@@ -197,15 +199,8 @@ class WorkerMetrics(Collector):
             yield None
         yield from (disk, buffers, keys)
         cached = self._worker.memory.block_cache_bytes
-        yield _one("forebay_block_cache_bytes", "Bytes of the stores' block cache in use.", cached)
+        yield GaugeMetricFamily("forebay_block_cache_bytes", "Bytes of the stores' block cache in use.", cached)
         with contextlib.suppress(OSError):
             total, free = self._worker.disk()
-            yield _one("forebay_state_disk_size_bytes", "Size of the state directory's disk.", total)
-            yield _one("forebay_state_disk_free_bytes", "Bytes of it that are free.", free)
-
-
-def _one(name: str, help_text: str, value: float) -> Metric:
-    """A gauge without labels."""
-    gauge = GaugeMetricFamily(name, help_text)
-    gauge.add_metric([], value)
-    return gauge
+            yield GaugeMetricFamily("forebay_state_disk_size_bytes", "Size of the state directory's disk.", total)
+            yield GaugeMetricFamily("forebay_state_disk_free_bytes", "Bytes of it that are free.", free)
