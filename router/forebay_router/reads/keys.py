@@ -52,43 +52,26 @@ async def read_key(
     """
     spec = router.spec(store)
     plain = from_segment(spec.key_codec, segment)
-    with router.admitted(peer, parameters):
-        return await _read_admitted(router, spec, plain, path, query, parameters)
-
-
-async def _read_admitted(
-    router: Router,
-    spec: StoreSpec,
-    plain: bytes,
-    path: bytes,
-    query: bytes,
-    parameters: ReadParameters,
-) -> HttpAnswer:
-    target = path + b"?" + query if query else path
-    deadline = router.deadline(parameters)
-    named = NamedKey.of(parameters.written(spec), plain)
-    if spec.stream_partitioner is None:
-        return await _search(router, spec, target, parameters, deadline, named)
     request = ReplicaRequest(
         spec,
-        spec.partition_of(plain),
-        target,
+        0 if spec.stream_partitioner is None else spec.partition_of(plain),
+        path + b"?" + query if query else path,
         dedicated_connection=parameters.wait_ms > 0,
-        named=named,
+        named=NamedKey.of(parameters.written(spec), plain),
     )
-    timed = await ask(router, request, parameters, deadline)
-    return answered_by_now(timed, spec.name, router.tolerance(spec, parameters))
+    with router.admitted(peer, parameters):
+        deadline = router.deadline(parameters)
+        if spec.stream_partitioner is None:
+            return await _search(router, request, parameters, deadline)
+        timed = await ask(router, request, parameters, deadline)
+        return answered_by_now(timed, spec.name, router.tolerance(spec, parameters))
 
 
 async def _search(
-    router: Router,
-    spec: StoreSpec,
-    target: bytes,
-    parameters: ReadParameters,
-    deadline_boot_ms: float,
-    named: NamedKey,
+    router: Router, request: ReplicaRequest, parameters: ReadParameters, deadline_boot_ms: float
 ) -> HttpAnswer:
     """Ask every partition at once; once more if a miss has left its bounds while waiting for the last one."""
+    spec = request.spec
     tolerance = router.tolerance(spec, parameters)
     until = deadline_boot_ms - time_reserved_for_retry_ms(tolerance, deadline_boot_ms - boot_ms())
     lag = UNKNOWN_LAG
@@ -97,7 +80,7 @@ async def _search(
         # A form that is too old would be waited for, although a newer one is there.
         rounds.insert(0, (until, True))
     for until_boot_ms, no_wait in rounds:
-        answer = await _search_once(router, spec, target, parameters, until_boot_ms, named, no_wait=no_wait)
+        answer = await _search_once(router, replace(request, no_wait=no_wait), parameters, until_boot_ms)
         if no_wait and answer.status in RETRYABLE_SOON:
             continue
         lag_at_answer = aged(answer.body, 0)[1] if answer.status in WITH_LAG else None
@@ -108,19 +91,10 @@ async def _search(
 
 
 async def _search_once(
-    router: Router,
-    spec: StoreSpec,
-    target: bytes,
-    parameters: ReadParameters,
-    deadline_boot_ms: float,
-    named: NamedKey,
-    *,
-    no_wait: bool,
+    router: Router, request: ReplicaRequest, parameters: ReadParameters, deadline_boot_ms: float
 ) -> HttpAnswer:
-    first = ReplicaRequest(
-        spec, 0, target, dedicated_connection=parameters.wait_ms > 0, named=named, no_wait=no_wait
-    )
-    requests = [replace(first, partition=partition) for partition in range(spec.partitions)]
+    spec = request.spec
+    requests = [replace(request, partition=partition) for partition in range(spec.partitions)]
     tasks = [asyncio.create_task(ask(router, request, parameters, deadline_boot_ms)) for request in requests]
     timed_answers: list[TimedAnswer] = []
     try:
