@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 from forebay.clock import boot_ms
 from forebay.errors import AnswerTooLarge, NotHostedHere, Problem
@@ -356,7 +355,7 @@ class _BatchGet:
         multi_partition: bool,
         excluded: frozenset[HostInfo],
     ) -> ReplicaRequest:
-        path = f"/v1/stores/{quote(self.spec.name, safe='')}/batch-get".encode()
+        path = b"/v1/stores/%b/batch-get" % self.spec.name_bytes
         target = path + b"?" + self.query if self.query else path
         return ReplicaRequest(
             self.spec,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from forebay.clock import boot_ms
 from forebay.codecs.keys import from_segment, to_segment
@@ -21,7 +19,7 @@ from forebay.wire.key_changes import KEEP_ALIVE_MS, is_transient, require_follow
 from forebay.wire.parameters import ReadParameters
 from forebay.wire.server_sent_events import Event
 from forebay_router.cluster.cluster import Cluster
-from forebay_router.reads.refusals import Attempt, refusal
+from forebay_router.reads.refusals import Attempt, document_of, refusal
 from forebay_router.reads.replica_request import ReplicaRequest
 from forebay_router.router import Router
 from forebay_router.upstream.connection import EventUpstream
@@ -125,7 +123,7 @@ class RoutedChanges:
             )
         partition = spec.partition_of(plain)
         hosts = self._router.candidates(spec, partition, self._parameters)
-        path = f"/v1/stores/{quote(spec.name, safe='')}/keys/{to_segment(spec.key_codec, plain)}/changes"
+        path = f"/v1/stores/{spec.name}/keys/{to_segment(spec.key_codec, plain)}/changes"
         request = ReplicaRequest(spec, partition, f"{path}?{_query(self._parameters)}".encode())
         self._attempts = []
         for i, host in enumerate(hosts):
@@ -144,7 +142,7 @@ class RoutedChanges:
             upstream.close()
             self._refused(host, event)
         answer = refusal(spec.name, partition, self._attempts)
-        raise problem_of(json.loads(answer.body))
+        raise problem_of(document_of(answer.body))
 
     async def _first(
         self, host: HostInfo, request: ReplicaRequest, share_ms: float
@@ -172,7 +170,7 @@ class RoutedChanges:
 
     def _refused(self, host: HostInfo, event: Event) -> None:
         """Record a worker's problem; raises it if the client is at fault."""
-        document = _document(event)
+        document = document_of(event.data)
         status = document.get("status", 500)
         if status in AT_FAULT:
             raise problem_of(document)
@@ -268,11 +266,3 @@ def _query(parameters: ReadParameters) -> str:
         "headers": "true" if parameters.headers else None,
     }
     return urlencode({name: value for name, value in parameters_given.items() if value is not None})
-
-
-def _document(event: Event) -> dict[str, Any]:
-    try:
-        document = json.loads(event.data)
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}

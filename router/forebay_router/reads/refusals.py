@@ -58,7 +58,7 @@ class Attempt:
         document: dict[str, Any] = {"host": str(self.host), "outcome": self.outcome}
         if self.answer is not None:
             document["status"] = self.answer.status
-            document["type"] = _problem_of(self.answer).get("type")
+            document["type"] = document_of(self.answer.body).get("type")
         return document
 
 
@@ -82,9 +82,9 @@ def refusal(store: str, partition: int, attempts: Sequence[Attempt]) -> HttpAnsw
     """
     documents = [attempt.document() for attempt in attempts]
     answers = [attempt.answer for attempt in attempts if attempt.answer is not None]
-    problems = [_problem_of(answer) for answer in answers]
+    problems = [document_of(answer.body) for answer in answers]
     if answers and all(answer.status == 412 for answer in answers):
-        best = min(answers, key=lambda answer: _lag_order(_problem_of(answer)))
+        best = min(answers, key=lambda answer: _lag_order(document_of(answer.body)))
         return _passed_on(best, documents, b"retry-after: 1\r\n")
     if answers and all(problem.get("type") == _MISPLACED for problem in problems):
         return _passed_on(answers[0], documents)
@@ -104,7 +104,7 @@ def nothing_read(store: str, refused: Sequence[HttpAnswer]) -> HttpAnswer:
 
     Its attempts are those at all partitions.
     """
-    problems = [_problem_of(answer) for answer in refused]
+    problems = [document_of(answer.body) for answer in refused]
     statuses = {answer.status for answer in refused}
     if statuses == {LagExceedsTolerance.status}:
         return _passed_on(refused[0], attempts_at_all(problems))
@@ -137,7 +137,7 @@ def late(store: str, partition: int, attempts: Sequence[Attempt]) -> HttpAnswer:
 
 
 def _passed_on(answer: HttpAnswer, attempts: list[dict[str, Any]], head: bytes = b"") -> HttpAnswer:
-    document = {**_problem_of(answer), "attempts": attempts}
+    document = {**document_of(answer.body), "attempts": attempts}
     body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
     return HttpAnswer(answer.status, answer.head + head, body)
 
@@ -150,9 +150,10 @@ def _quoted(problems: Sequence[Mapping[str, Any]]) -> str:
     return f" Workers say: {' '.join(details)}" if details else ""
 
 
-def _problem_of(answer: HttpAnswer) -> dict[str, Any]:
+def document_of(body: bytes) -> dict[str, Any]:
+    """The JSON object that a body is, an empty one if it is none."""
     try:
-        document = json.loads(answer.body)
+        document = json.loads(body)
     except ValueError:
         return {}
     return document if isinstance(document, dict) else {}

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
-from urllib.parse import quote
 
 from forebay.clock import boot_ms
 from forebay.errors import Problem
@@ -18,6 +15,7 @@ from forebay.timeouts import running_timeout
 from forebay.wire.answer_aging import as_of
 from forebay.wire.answers import HttpAnswer, problem_of
 from forebay.wire.parameters import ReadParameters, split_query
+from forebay_router.reads.refusals import document_of
 from forebay_router.reads.replica_read import ask
 from forebay_router.reads.replica_request import ReplicaRequest
 from forebay_router.router import Router
@@ -102,12 +100,11 @@ class RoutedSource:
             return await connections.request(request, dedicated_connection=True, permit=permit)
 
     def _request(self, partition: int, changes: PagesRequest) -> ReplicaRequest:
-        path = f"/v1/stores/{quote(self.selection.spec.name, safe='')}/changes".encode()
         query = [item.received for item in split_query(self.query) if item.name not in OF_THE_CLIENT]
         return ReplicaRequest(
             self.selection.spec,
             partition,
-            path + b"?" + b"&".join(query),
+            b"/v1/stores/%b/changes?%b" % (self.selection.spec.name_bytes, b"&".join(query)),
             changes.encode(),
             accept=_ACCEPT,
             dedicated_connection=True,
@@ -119,8 +116,4 @@ def _as_of(page: ChangesPage, as_of_boot_ms: float) -> ChangesPage:
 
 
 def _problem(answer: HttpAnswer) -> Problem:
-    try:
-        document: Any = json.loads(answer.body)
-    except ValueError:
-        document = {}
-    return problem_of({"status": answer.status, **(document if isinstance(document, dict) else {})})
+    return problem_of({"status": answer.status, **document_of(answer.body)})
