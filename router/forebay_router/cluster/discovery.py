@@ -65,40 +65,6 @@ class PollRefused(Exception):
         self.status = status
 
 
-class WorkerDocuments:
-    """Asks workers for documents, on connections that no read shares."""
-
-    def __init__(self, credentials: Callable[[], bytes], opener: Opener) -> None:
-        self._credentials = credentials
-        self._pool = ConnectionPool(opener)
-        self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
-
-    async def get(self, address: HostInfo, path: str) -> bytes:
-        """The document at a path; raises ``PollRefused``, and ``OSError`` if there is no answer in time."""
-        request = b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (
-            path.encode(),
-            str(address).encode(),
-            self._credentials(),
-        )
-        async with self._turns, running_timeout(_TIMEOUT_S):
-            answer = await self._pool[address].request(request, dedicated_connection=True)
-        if answer.status != 200:
-            raise PollRefused(answer.status)
-        return answer.body
-
-    async def get_json(self, address: HostInfo, path: str) -> Any:
-        """The same, parsed."""
-        return json.loads(await self.get(address, path))
-
-    def forget(self, address: HostInfo) -> None:
-        """Close the connections to an address that is asked no more."""
-        self._pool.forget(address)
-
-    def close(self) -> None:
-        """Close every connection."""
-        self._pool.close()
-
-
 class PollSchedule:
     """How long to wait from one poll of an address to the next, so that all together stay within their share."""
 
@@ -142,7 +108,10 @@ class Discovery:
         self._cluster = cluster
         self._seeds = seeds
         self._on_forgotten = on_forgotten
-        self._documents = WorkerDocuments(credentials, opener or Opener())
+        self._credentials = credentials
+        self._pool = ConnectionPool(opener)
+        """Connections that no read shares."""
+        self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
         self._schedule = PollSchedule(poll_interval_ms / 1000)
         self._following: asyncio.Task[None] | None = None
         self.auth_rejected_by: set[HostInfo] = set()
@@ -173,7 +142,7 @@ class Discovery:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._documents.close()
+        self._pool.close()
 
     @property
     def ready(self) -> bool:
@@ -274,7 +243,7 @@ class Discovery:
         """Read the status at an address; returns the address that the worker there uses, None if there is no
         worker."""
         polled_boot_ms = boot_ms()
-        body = await self._documents.get(address, "/v1/status")
+        body = await self._document(address, "/v1/status")
         with self._schedule.reading():
             try:
                 host, status = read_status(body)
@@ -295,6 +264,19 @@ class Discovery:
             await self._learn(address, self._cluster.workers[host].generation)
         return host
 
+    async def _document(self, address: HostInfo, path: str) -> bytes:
+        """What a worker has at a path; raises ``PollRefused``, and ``OSError`` if there is no answer in time."""
+        request = b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (
+            path.encode(),
+            str(address).encode(),
+            self._credentials(),
+        )
+        async with self._turns, running_timeout(_TIMEOUT_S):
+            answer = await self._pool[address].request(request, dedicated_connection=True)
+        if answer.status != 200:
+            raise PollRefused(answer.status)
+        return answer.body
+
     async def _learn(self, address: HostInfo, generation: Generation) -> None:
         """Fetch the map of a worker that has a newer one, unless another's was just fetched."""
         known = self._cluster.metadata
@@ -304,9 +286,8 @@ class Discovery:
                 await self._fetch_metadata(address)
 
     async def _fetch_metadata(self, address: HostInfo) -> None:
-        stores, metadata = await asyncio.gather(
-            self._documents.get_json(address, "/v1/stores"), self._documents.get_json(address, "/v1/metadata")
-        )
+        documents = (self._document(address, path) for path in ("/v1/stores", "/v1/metadata"))
+        stores, metadata = map(json.loads, await asyncio.gather(*documents))
         specs = [StoreSpec.from_document(item) for item in stores["stores"]]
         newer = cluster_map_of(metadata)
         if self._cluster.adopt(stores["topology"], specs, newer):
@@ -368,7 +349,7 @@ class Discovery:
         self._drop(address)
         del self._polls[address], self._poll_now[address]
         self._refreshing.discard(address)
-        self._documents.forget(address)
+        self._pool.forget(address)
         self._cluster.rejected_addresses.forget(address)
         self._polled_addresses.discard(address)
         self._worker_addresses.discard(address)

@@ -161,7 +161,7 @@ async def test_vanished_worker_is_forgotten(monkeypatch):
             await until(lambda: host not in known.workers)
             assert connection.closed
             assert host not in pool
-            await until(lambda: host not in discovery._documents._pool)
+            await until(lambda: host not in discovery._pool)
         finally:
             await discovery.stop()
 
