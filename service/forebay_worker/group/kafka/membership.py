@@ -7,7 +7,6 @@ so a rebalance touches no tail, is cheap, and can be requested whenever lags hav
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -38,6 +37,7 @@ _RETRY_S = 1.0
 _TOO_OLD_PAUSE_S = 60.0
 """Each return of a member that cannot read the leader's messages costs the others a rebalance."""
 _REFERENCE = b"@"
+"""Before the digest of an assignment that is in the topic."""
 
 
 class KafkaMembership(Membership):
@@ -261,7 +261,8 @@ class KafkaMembership(Membership):
             self.member.keep()
 
     def _accept(self, assignment: bytes) -> None:
-        raw = self._topic.find(_referred(assignment)) if assignment.startswith(_REFERENCE) else assignment
+        named = assignment.removeprefix(_REFERENCE)
+        raw = assignment if named == assignment else self._topic.find(named.decode("ascii", "replace"))
         if raw is None:
             raise ChangelogError(f"The assignment that the leader named is not in {self._topic.name!r}.")
         info = AssignmentInfo.decode(raw)
@@ -278,18 +279,10 @@ class KafkaMembership(Membership):
         if info is not self._newest:
             self._topic.write(raw)
         large = len(raw) * len(members) > MAX_INLINE_BYTES
-        return dict.fromkeys(members, _reference(raw, info.generation) if large else raw)
+        return dict.fromkeys(members, _REFERENCE + digest(raw).encode() if large else raw)
 
     def _read_newest_assignment(self) -> None:
         """Read the newest assignment ever written, to start from it if this member leads."""
         found = self._topic.newest()
         if found is not None and (self._newest is None or found.generation > self._newest.generation):
             self._newest = found
-
-
-def _reference(raw: bytes, generation: Generation) -> bytes:
-    return _REFERENCE + json.dumps({"digest": digest(raw), "generation": generation}).encode()
-
-
-def _referred(reference: bytes) -> str:
-    return str(json.loads(reference[len(_REFERENCE) :])["digest"])
