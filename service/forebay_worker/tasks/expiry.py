@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 
 from forebay.clock import boot_ms
+from forebay.logs import LogThrottle
 from forebay.state_store import StateStore, StoreCorrupted
 from forebay.stored_keys import END_OF_USER_KEYS, RESERVED_TAG, USER_TAG
-from forebay.task_ids import TopicPartition
 from forebay_worker.tasks.replica import Replica
 
 log = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class Sweeper:
         self._on_damaged = on_damaged
         self._storage_fault = storage_fault
         self._to_sweep: deque[Replica] = deque()
-        self._failed: set[TopicPartition] = set()
+        self._logged = LogThrottle()
 
     def sweep_some(self, replicas: Collection[Replica]) -> None:
         """Continue where the last sweep ended; at most once through all."""
@@ -151,24 +151,17 @@ class Sweeper:
             if spent_ms >= _MAX_SWEEPING_MS:
                 return
 
-    def forget(self, replica: Replica) -> None:
-        """Drop the state kept for a released replica."""
-        self._failed.discard(replica.topic_partition)
-
     def _sweep(self, replica: Replica) -> int:
         """Delete some expired entries, and return how many; waits if the disk refuses."""
         if not replica.writable:
             return 0
-        tp = replica.topic_partition
         try:
-            removed = sweep(replica)
+            return sweep(replica)
         except StoreCorrupted as error:
             self._on_damaged(replica, error)
-            return 0
         except Exception as error:
-            if tp not in self._failed:
-                self._failed.add(tp)
-                log.error("%s: expired entries could not be deleted: %s", tp, self._storage_fault(error) or error)
-            return 0
-        self._failed.discard(tp)
-        return removed
+            tp, fault = replica.topic_partition, self._storage_fault(error)
+            # A disk that refuses does so for all.
+            if self._logged.allow(fault or f"{tp}: {error}"):
+                log.error("%s: expired entries could not be deleted: %s", tp, fault or error)
+        return 0

@@ -290,7 +290,6 @@ class TaskManager:
         self.applier.run(partial(self._recovery.on_unreadable, replica, store, reason))
 
     def _close(self, replica: Replica) -> None:
-        self._sweeper.forget(replica)
         if replica.view.store.persistent and replica.view.restored:
             self._on_disk.put(replica.task, replica.spec.name, replica.view.progress.position)
         # They refer to each other, which nothing collects of what was there when serving began.
