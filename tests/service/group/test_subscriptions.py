@@ -27,12 +27,6 @@ def test_unreadable_subscription_is_skipped_with_a_warning(reader, caplog):
     assert warning.startswith("the member b is given no tasks: SubscriptionInfo of 7 bytes is damaged")
 
 
-def test_warning_repeats_after_a_readable_subscription(reader, caplog):
-    for raw in (b"rubbish", subscription("b").encode(), b"rubbish"):
-        reader.read({"b": raw})
-    assert len(caplog.messages) == 2
-
-
 def test_first_started_member_keeps_a_shared_address(reader, caplog):
     """The other one is reported once."""
     caplog.set_level(logging.ERROR)
