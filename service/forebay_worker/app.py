@@ -64,7 +64,7 @@ from forebay_web.streamed_response import for_client
 from forebay_web.tickets import Tickets, ticket_key_of
 from forebay_worker.changes_routes import add_pages_route, followed_source
 from forebay_worker.metrics import WorkerMetrics
-from forebay_worker.reads.admission import Refused
+from forebay_worker.reads.admission import Refused, bounded_wait
 from forebay_worker.reads.key_changes import KeyChanges
 from forebay_worker.reads.keys import Batched
 from forebay_worker.reads.scans import MAX_PAGE_BYTES
@@ -187,7 +187,7 @@ async def _answer(
     begun = now = boot_ms()
     until = begun + _wait_ms(worker, parameters, request.headers)
     try:
-        with worker.waits.one(peer) as pause:
+        with bounded_wait(worker.limits.waiting, peer) as pause:
             while True:
                 try:
                     with worker.limits.requests.held_by(peer, 1):
@@ -303,7 +303,7 @@ async def _batch(
 
     results, waiting, lags = await read()
     if waiting and boot_ms() < until:
-        with worker.waits.one(peer) as pause:
+        with bounded_wait(worker.limits.waiting, peer) as pause:
             while waiting and boot_ms() < until:
                 await pause()
                 waiting = (await read(set(waiting))).waiting
@@ -340,7 +340,7 @@ def _changes(worker: Worker, request: Request, known: frozenset[str], peer: Peer
     return KeyChanges(
         worker.admission,
         worker.reads,
-        worker.waits,
+        worker.limits.waiting,
         request.path_params["store"],
         request.path_params["key"].encode("ascii"),
         parameters,

@@ -38,7 +38,7 @@ from forebay_worker.group.leader import GroupTimeouts
 from forebay_worker.group.member_health import HealthMonitor
 from forebay_worker.group.membership import open_membership
 from forebay_worker.group.messages import AssignmentInfo, SubscriptionInfo
-from forebay_worker.reads.admission import Admission, BoundedWaits
+from forebay_worker.reads.admission import Admission
 from forebay_worker.reads.disk_reads import DiskReads
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.scans import Scans
@@ -136,7 +136,6 @@ class Worker:
         self.reads = Reads(self.admission, settings.max_answer_bytes, self.disk_reads)
         self.scans = Scans(self.admission, self.disk_reads)
         self.limits = limits
-        self.waits = BoundedWaits(self.limits.waiting)
         self.streams = EventStreams(self.limits.streams)
         self.incarnation = self._directory.next_incarnation(int(epoch_ms()))
         self._sequence = itertools.count(1)

@@ -382,23 +382,17 @@ def _lag_under(doubt: Doubt | None, progress: Progress, now_boot_ms: float) -> L
     return lag_of(progress, now_boot_ms) if doubt is None or doubt.is_accepted else UNKNOWN_LAG
 
 
-class BoundedWaits:
-    """The reads of a worker that wait, up to a limit."""
+@contextmanager
+def bounded_wait(limit: Limit, peer: Peer) -> Iterator[Callable[[], Awaitable[None]]]:
+    """Yields a coroutine function that sleeps until a read's next check; the read counts as waiting from its first
+    call.
 
-    def __init__(self, limit: Limit) -> None:
-        self._limit = limit
+    That raises ``Overloaded`` if as many reads as the limit wait already.
+    """
+    with limit.held_by(peer) as held:
 
-    @contextmanager
-    def one(self, peer: Peer) -> Iterator[Callable[[], Awaitable[None]]]:
-        """Yields a coroutine function that sleeps until the next check; the read counts as waiting from its first
-        call.
+        async def pause() -> None:
+            held.take(1 - held.amount)
+            await asyncio.sleep(max(_MIN_PAUSE_S, limit.used * _PAUSE_BY_WAITING_S))
 
-        That raises ``Overloaded`` if too many reads wait already.
-        """
-        with self._limit.held_by(peer) as held:
-
-            async def pause() -> None:
-                held.take(1 - held.amount)
-                await asyncio.sleep(max(_MIN_PAUSE_S, self._limit.used * _PAUSE_BY_WAITING_S))
-
-            yield pause
+        yield pause

@@ -14,8 +14,8 @@ from forebay.wire.parameters import ReadParameters
 from forebay.wire.server_sent_events import Event
 from forebay_web.event_streams import Events, problem_event
 from forebay_web.follower_wakeups import wait_until
-from forebay_web.limits import Peer
-from forebay_worker.reads.admission import Admission, BoundedWaits, Refused
+from forebay_web.limits import Limit, Peer
+from forebay_worker.reads.admission import Admission, Refused, bounded_wait
 from forebay_worker.reads.keys import Reads
 from forebay_worker.reads.values import key_document
 from forebay_worker.tasks.replica import Replica
@@ -39,7 +39,7 @@ class KeyChanges:
         self,
         admission: Admission,
         reads: Reads,
-        waits: BoundedWaits,
+        waiting: Limit,
         store: str,
         segment: bytes,
         parameters: ReadParameters,
@@ -49,7 +49,7 @@ class KeyChanges:
     ) -> None:
         self._admission = admission
         self._reads = reads
-        self._waits = waits
+        self._waiting = waiting
         self._spec = parameters.written(admission.spec(store))
         require_followed(self._spec)
         self._key = reads.key_forms(store, parameters)(segment)
@@ -98,7 +98,7 @@ class KeyChanges:
     async def _due(self, replica: Replica) -> Event | None:
         """The next event, as soon as the replica may answer within the wait; raises ``Problem`` or ``Refused``."""
         until = boot_ms() + self._wait_ms
-        with self._waits.one(self._peer) as pause:
+        with bounded_wait(self._waiting, self._peer) as pause:
             while True:
                 if self._spec.ttl_ms is not None and boot_ms() >= self._lag_due_boot_ms:
                     # No record tells that a value has expired.
