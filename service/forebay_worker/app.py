@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -129,8 +128,9 @@ def make_app(
         add_read_route(app, route, problems, endpoint, worker=True)
 
     for route in READ_ROUTES:
-        add(route, _READ_PROBLEMS, _endpoint(worker, route, metrics))
-    add(BATCH_ROUTE, _READ_PROBLEMS, _batch_endpoint(worker, metrics))
+        answer_of = partial(_answer, worker, route, route.parameters | WORKER_PARAMETERS)
+        add(route, _READ_PROBLEMS, _endpoint(worker, route, metrics, answer_of))
+    add(BATCH_ROUTE, _READ_PROBLEMS, _endpoint(worker, BATCH_ROUTE, metrics, partial(_batch_answer, worker)))
     add(CHANGES_ROUTE, CHANGES_PROBLEMS, _changes_endpoint(worker, metrics))
     stream = stream_endpoint(
         partial(followed_source, worker),
@@ -152,21 +152,21 @@ def _report(worker: Worker) -> ProcessReport:
     return ProcessReport(str(os.getpid()), "ready" if worker.readiness() is None else "not-ready")
 
 
-def _endpoint(worker: Worker, route: ReadRoute, metrics: WorkerMetrics) -> Callable[[Request], Any]:
-    known = route.parameters | WORKER_PARAMETERS
+def _endpoint(
+    worker: Worker,
+    route: ReadRoute,
+    metrics: WorkerMetrics,
+    answer_of: Callable[[Request, Peer, Held], Awaitable[HttpAnswer | LargeAnswer]],
+) -> Endpoint:
+    """The endpoint of a route that answers at once; its answers are held in memory until the client reads them."""
 
     async def endpoint(request: Request) -> Response:
         begun_s = perf_counter()
         peer = worker.limits.peers.of(request.scope)
         with contextlib.ExitStack() as held:
             memory = held.enter_context(worker.limits.memory_of(peer))
-            answer: HttpAnswer | LargeAnswer
             try:
-                cursor = await cursor_of_body(request, memory)
-                answer = await for_client(request.receive, _answer(worker, route, request, known, peer, cursor))
-                if isinstance(answer, LargeAnswer):
-                    # It is not with the connection, which counts what it has, until the client reads it.
-                    memory.take(answer.size_bytes)
+                answer = await answer_of(request, peer, memory)
             except Problem as problem:
                 answer = problem_answer(problem)
             metrics.count_answer(route.path, request.path_params["store"], answer.status, begun_s)
@@ -177,28 +177,33 @@ def _endpoint(worker: Worker, route: ReadRoute, metrics: WorkerMetrics) -> Calla
 
 
 async def _answer(
-    worker: Worker, route: ReadRoute, request: Request, known: frozenset[str], peer: Peer, cursor: str | None
+    worker: Worker, route: ReadRoute, known: frozenset[str], request: Request, peer: Peer, memory: Held
 ) -> HttpAnswer | LargeAnswer:
-    """Answer a read, waiting for the bound to be met as long as the request allows."""
-    try:
-        parameters = continued(parse_parameters(request.scope["query_string"], known), cursor)
-    except Problem as problem:
-        return problem_answer(problem)
+    cursor = await cursor_of_body(request, memory)
+    parameters = continued(parse_parameters(request.scope["query_string"], known), cursor)
+    answer = await for_client(request.receive, _within_wait(worker, route, request, parameters, peer))
+    if isinstance(answer, LargeAnswer):
+        # It is not with the connection, which counts what it has, until the client reads it.
+        memory.take(answer.size_bytes)
+    return answer
+
+
+async def _within_wait(
+    worker: Worker, route: ReadRoute, request: Request, parameters: ReadParameters, peer: Peer
+) -> HttpAnswer | LargeAnswer:
+    """Answer a read, waiting for the bound to be met as long as the request allows; raises ``Problem``."""
     begun = now = boot_ms()
     until = begun + _wait_ms(worker, parameters, request.headers)
-    try:
-        with bounded_wait(worker.limits.waiting, peer) as pause:
-            while True:
-                try:
-                    with worker.limits.requests.held_by(peer, 1):
-                        return _waited(await _read(worker, route, request, parameters), now - begun)
-                except Refused as refused:
-                    if not refused.may_wait or boot_ms() >= until:
-                        return refused.answer()
-                await pause()
-                now = boot_ms()
-    except Problem as problem:
-        return problem_answer(problem)
+    with bounded_wait(worker.limits.waiting, peer) as pause:
+        while True:
+            try:
+                with worker.limits.requests.held_by(peer, 1):
+                    return _waited(await _read(worker, route, request, parameters), now - begun)
+            except Refused as refused:
+                if not refused.may_wait or boot_ms() >= until:
+                    return refused.answer()
+            await pause()
+            now = boot_ms()
 
 
 def _waited(answer: HttpAnswer | LargeAnswer, waited_ms: float) -> HttpAnswer | LargeAnswer:
@@ -243,30 +248,15 @@ async def _read(
     return await worker.scans.answer(route.scan, store, segment, parameters, frames=frames, page_bytes=page_bytes)
 
 
-def _batch_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request], Any]:
-    async def endpoint(request: Request) -> Response:
-        begun_s = perf_counter()
-        peer = worker.limits.peers.of(request.scope)
-        with contextlib.ExitStack() as held:
-            memory = held.enter_context(worker.limits.memory_of(peer))
-            try:
-                query = request.scope["query_string"]
-                parameters = parse_parameters(query, BATCH_ROUTE.parameters | WORKER_PARAMETERS)
-                body = await body_of(request, MAX_BODY_BYTES, memory)
-                answer: HttpAnswer | LargeAnswer
-                answer = await for_client(
-                    request.receive, _batch_answer(worker, request, body, parameters, peer, memory)
-                )
-                memory.adjust(len(body) + answer.size_bytes - memory.amount)
-            except Problem as problem:
-                answer = problem_answer(problem)
-            metrics.count_answer(BATCH_ROUTE.path, request.path_params["store"], answer.status, begun_s)
-            return HeldResponse(respond(answer), held.pop_all())
-
-    return endpoint
+async def _batch_answer(worker: Worker, request: Request, peer: Peer, memory: Held) -> HttpAnswer | LargeAnswer:
+    parameters = parse_parameters(request.scope["query_string"], BATCH_ROUTE.parameters | WORKER_PARAMETERS)
+    body = await body_of(request, MAX_BODY_BYTES, memory)
+    answer = await for_client(request.receive, _batched(worker, request, body, parameters, peer, memory))
+    memory.adjust(len(body) + answer.size_bytes - memory.amount)
+    return answer
 
 
-async def _batch_answer(
+async def _batched(
     worker: Worker, request: Request, body: bytes, parameters: ReadParameters, peer: Peer, memory: Held
 ) -> HttpAnswer | LargeAnswer:
     begun_boot_ms = boot_ms()
@@ -318,7 +308,7 @@ async def _batch(
     return results, lags, waited_ms
 
 
-def _changes_endpoint(worker: Worker, metrics: WorkerMetrics) -> Callable[[Request], Any]:
+def _changes_endpoint(worker: Worker, metrics: WorkerMetrics) -> Endpoint:
     known = CHANGES_ROUTE.parameters | WORKER_PARAMETERS
 
     async def endpoint(request: Request) -> Response:
