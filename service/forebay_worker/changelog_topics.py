@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Iterator
 
 from forebay.errors import ChangelogError, ChangelogUnreachable, PartitionsAdded, TopicMissing, TopicRefused
 from forebay.store_spec import StoreSpec
@@ -63,48 +64,39 @@ class TopicCreation:
             self._thread.join()
 
     def _run(self) -> None:
-        self._create_first()
-        while self._left and not self._stopping.wait(_RETRY_S):
-            with contextlib.suppress(ChangelogUnreachable):
-                storage_fault = self._create_left()
-                if storage_fault is not None and storage_fault != self.storage_fault:
-                    log.error("%s", storage_fault)
-                self.storage_fault = storage_fault
-
-    def _create_first(self) -> None:
         try:
-            for spec in list(self._left):
-                self._ensure_unless_built(spec)
+            self._refusal = next(self._refusals(), None)
         except ChangelogUnreachable as error:
             log.warning("%s", error)
         except Exception as error:
             self._refusal = error
-        finally:
-            self._first_attempt_over.set()
+        self._first_attempt_over.set()
+        while self._left and not self._stopping.wait(_RETRY_S):
+            with contextlib.suppress(ChangelogUnreachable):
+                # A cluster that is just starting refuses for a while what it accepts later.
+                storage_fault = next(map(str, list(self._refusals())), None)
+                if storage_fault is not None and storage_fault != self.storage_fault:
+                    log.error("%s", storage_fault)
+                self.storage_fault = storage_fault
 
-    def _create_left(self) -> str | None:
-        """Why the first refused topic is refused, after checking all; raises ``ChangelogUnreachable``."""
-        storage_fault = None
+    def _refusals(self) -> Iterator[Exception]:
+        """Check the topics that are left; yields why some are refused, and raises ``ChangelogUnreachable``.
+
+        At first, one that there is state of may have become unsuitable since, which is no reason not to serve
+        that, and other stores.
+        """
         for spec in list(self._left):
             try:
                 self._ensure(spec)
             except ChangelogUnreachable:
                 raise
             except ChangelogError as error:
-                # A cluster that is just starting refuses for a while what it accepts later.
-                storage_fault = storage_fault or str(error)
-        return storage_fault
-
-    def _ensure_unless_built(self, spec: StoreSpec) -> None:
-        """Check a topic; one that there is state of may have become unsuitable since, which is no reason not to
-        serve that, and other stores."""
-        try:
-            self._ensure(spec)
-        except (PartitionsAdded, TopicRefused) as error:
-            if spec.name not in self._built:
-                raise
-            log.error("%s Its state is served meanwhile.", error)
-            self._left.remove(spec)
+                is_unsuitable = isinstance(error, PartitionsAdded | TopicRefused)
+                if is_unsuitable and spec.name in self._built and not self._first_attempt_over.is_set():
+                    log.error("%s Its state is served meanwhile.", error)
+                    self._left.remove(spec)
+                else:
+                    yield error
 
     def _ensure(self, spec: StoreSpec) -> None:
         built = spec.name in self._built
