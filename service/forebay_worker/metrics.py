@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from forebay_worker.worker import Worker
 
 _REPLICA = ["store", "partition"]
+_gauge = partial(GaugeMetricFamily, labels=_REPLICA)
+_counter = partial(CounterMetricFamily, labels=_REPLICA)
 _PROCESS = ProcessCollector(registry=None)
 _ANSWER_US = (
     *(25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000),
@@ -109,48 +112,33 @@ class WorkerMetrics(Collector):
     def _snapshots(self) -> Metric | None:
         if self._worker.saver is None:
             return None
-        saved = GaugeMetricFamily(
+        saved = _gauge(
             "forebay_snapshot_timestamp_seconds",
             "Unix time of the newest snapshot saved of each partition that is active here.",
-            labels=_REPLICA,
         )
         for (store, partition), moment_epoch_ms in list(self._worker.saver.saved_epoch_ms.items()):
             saved.add_metric([store, str(partition)], moment_epoch_ms / 1000)
         return saved
 
     def _replicas(self) -> Iterator[Metric | None]:
-        record_lag = GaugeMetricFamily("forebay_record_lag", "Records behind the log's end.", labels=_REPLICA)
-        time_lag = GaugeMetricFamily("forebay_time_lag_seconds", "Time behind the log.", labels=_REPLICA)
-        open_transaction = GaugeMetricFamily(
+        record_lag = _gauge("forebay_record_lag", "Records behind the log's end.")
+        time_lag = _gauge("forebay_time_lag_seconds", "Time behind the log.")
+        open_transaction = _gauge(
             "forebay_open_transaction_seconds",
             "How long a transaction has been open at the log's end. 0 if none is.",
-            labels=_REPLICA,
         )
-        age = GaugeMetricFamily("forebay_age_seconds", "Time behind the source.", labels=_REPLICA)
-        failed = GaugeMetricFamily(
-            "forebay_replica_failed", "1 if its records cannot be applied.", labels=_REPLICA
-        )
+        age = _gauge("forebay_age_seconds", "Time behind the source.")
+        failed = _gauge("forebay_replica_failed", "1 if its records cannot be applied.")
         role = GaugeMetricFamily("forebay_replica_role", "1 for the role held.", labels=[*_REPLICA, "role"])
-        applied = CounterMetricFamily("forebay_records_applied", "Changelog records applied.", labels=_REPLICA)
-        skipped = CounterMetricFamily(
-            "forebay_records_skipped", "Records of external stores that do not fit their codecs.", labels=_REPLICA
-        )
-        ahead = CounterMetricFamily(
+        applied = _counter("forebay_records_applied", "Changelog records applied.")
+        skipped = _counter("forebay_records_skipped", "Records of external stores that do not fit their codecs.")
+        ahead = _counter(
             "forebay_records_ahead",
             "Records whose window or session ends too far after their timestamp to move stream time.",
-            labels=_REPLICA,
         )
-        restored = GaugeMetricFamily(
-            "forebay_restored_records", "Records restored by the bulk restore under way.", labels=_REPLICA
-        )
-        pace = GaugeMetricFamily(
-            "forebay_restored_records_per_second", "Its pace since it began.", labels=_REPLICA
-        )
-        left = GaugeMetricFamily(
-            "forebay_restore_seconds_left",
-            "Seconds until that restore is done, at its pace so far.",
-            labels=_REPLICA,
-        )
+        restored = _gauge("forebay_restored_records", "Records restored by the bulk restore under way.")
+        pace = _gauge("forebay_restored_records_per_second", "Its pace since it began.")
+        left = _gauge("forebay_restore_seconds_left", "Seconds until that restore is done, at its pace so far.")
         for (store, partition), replica in sorted(self._worker.tasks.replicas.items()):
             labels = [store, str(partition)]
             held, lag = self._worker.admission.proven_lag(replica)
@@ -179,13 +167,9 @@ class WorkerMetrics(Collector):
         yield from (failed, restored, pace, left)
 
     def _sizes(self) -> Iterator[Metric | None]:
-        disk = GaugeMetricFamily("forebay_store_disk_bytes", "Bytes of a store's files.", labels=_REPLICA)
-        buffers = GaugeMetricFamily(
-            "forebay_store_write_buffer_bytes", "Bytes of a store that are not in its files yet.", labels=_REPLICA
-        )
-        keys = GaugeMetricFamily(
-            "forebay_store_keys", "An estimate of a store's keys. Each window and version counts.", labels=_REPLICA
-        )
+        disk = _gauge("forebay_store_disk_bytes", "Bytes of a store's files.")
+        buffers = _gauge("forebay_store_write_buffer_bytes", "Bytes of a store that are not in its files yet.")
+        keys = _gauge("forebay_store_keys", "An estimate of a store's keys. Each window and version counts.")
         for (store, partition), replica in sorted(self._worker.tasks.replicas.items()):
             labels = [store, str(partition)]
             # One that is being rebuilt may be closed, or closing just now.
