@@ -194,21 +194,17 @@ class Restorer:
     """Does jobs one after the other, with one consumer: connecting takes longer than many a partition."""
 
     def __init__(self) -> None:
-        self._consumers: dict[str, Consumer] = {}
-        self._knows_schemas = False
+        self._consumer: Consumer | None = None
 
     def run(self, job: RestoreJob) -> Iterator[RestoreReport]:
         """The files of a job, in offset order, then its end; ends early if the log cannot be followed."""
         spec = StoreSpec.from_document(job.store)
         tp = TopicPartition(spec.topic, job.partition)
-        if job.changelog not in self._consumers:
-            changelog = open_changelog(job.changelog)
-            self._consumers[job.changelog] = changelog.consumer(replay=True, headed=job.headed)
-        consumer = self._consumers[job.changelog]
-        if not self._knows_schemas:
+        if self._consumer is None:
             schemas = Path(job.scratch).with_name(SCHEMAS_DIRECTORY)
             know_schemas(job.schema_registry, schemas, wait_s=job.patience_s)
-            self._knows_schemas = True
+            self._consumer = open_changelog(job.changelog).consumer(replay=True, headed=job.headed)
+        consumer = self._consumer
         committed = CommittedOffset.from_document(job.committed)
         consumer.assign(tp, committed.position, committed.proof)
         try:
@@ -219,8 +215,8 @@ class Restorer:
 
     def close(self) -> None:
         """Close the connections."""
-        for consumer in self._consumers.values():
-            consumer.close()
+        if self._consumer is not None:
+            self._consumer.close()
 
 
 class _FileInProgress:
