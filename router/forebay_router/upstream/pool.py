@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from forebay.request_trace import context_of
 from forebay.streams_metadata import HostInfo
@@ -22,6 +22,8 @@ from forebay_router.upstream.opener import Opener
 _CONNECTIONS = 4
 _MAX_IDLE = 64
 _MAX_OPENING = 32
+_Exchange = Callable[[Connection], Awaitable[HttpAnswer]]
+"""A request and its answer, over a connection."""
 
 
 class InFlightPermit:
@@ -127,41 +129,28 @@ class WorkerConnections:
                     # A worker that drains closes after an answer, and loses later requests. Only a new connection
                     # shows whether this one is alive.
                     permit = self.permit()
-            return await self._dedicated(request, named, admit, parts)
+            return await self._dedicated(lambda connection: exchange(connection, request, named, admit, parts))
         finally:
             permit.release()
 
-    async def _dedicated(
-        self,
-        request: bytes,
-        named: Callable[[HttpAnswer], bool] | None,
-        admit: Admit | None,
-        parts: list[bytes] | None,
-    ) -> HttpAnswer:
+    async def _dedicated(self, over: _Exchange) -> HttpAnswer:
         while self._idle:
             connection = self._idle.pop()
             if not connection.closed:
                 try:
-                    return await self._lent(connection, request, named, admit, parts)
+                    return await self._lent(connection, over)
                 except UpstreamClosed:
                     # It may have been closed for being idle; only a new one shows whether the worker is alive.
                     break
         # Its one request is counted by a permit.
         connection = await self._opener.connect(self.host, InFlight())
-        return await self._lent(connection, request, named, admit, parts)
+        return await self._lent(connection, over)
 
-    async def _lent(
-        self,
-        connection: Connection,
-        request: bytes,
-        named: Callable[[HttpAnswer], bool] | None,
-        admit: Admit | None,
-        parts: list[bytes] | None,
-    ) -> HttpAnswer:
+    async def _lent(self, connection: Connection, over: _Exchange) -> HttpAnswer:
         """Use a connection for one exchange, and keep it for the next if that was completed."""
         answer = None
         try:
-            answer = await exchange(connection, request, named, admit, parts)
+            answer = await over(connection)
         finally:
             if answer is None or connection.closed or self._closed or len(self._idle) >= _MAX_IDLE:
                 connection.close()
