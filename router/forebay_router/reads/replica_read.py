@@ -203,42 +203,38 @@ class ReplicaRead:
     def _carry_out(self, actions: Sequence[Action[HostInfo]]) -> Step[HostInfo]:
         """Carry out all actions; returns the last, the next step."""
         for action in actions:
-            self._explain(action)
             match action:
-                case Ask(host):
+                case Ask(host, lets_wait, is_hedge):
+                    self._note("asked", host=host, hedge=is_hedge, may_wait=lets_wait)
                     self._ask(action)
                 case Skip(host):
+                    self._note("skipped", host=host, why="full")
                     self.attempts.append(Attempt(host, "full"))
-                case NoteSlow() | NoteThrottled():
+                case NoteSlow(host):
+                    self._note("slow", host=host)
                     note(self._router, action)
-                case step:
-                    return step
+                case NoteThrottled():
+                    self._note("hedge-refused", why="budget")
+                    note(self._router, action)
+                case Finish(host):
+                    self._note("final", host=host)
+                    return action
+                case GiveUp(reason):
+                    self._note("gave-up", why=reason)
+                    return action
+                case Refresh():
+                    self._note("map-awaited")
+                    return action
+                case Wait():
+                    return action
         raise AssertionError("a policy ends its actions with a step")
-
-    def _explain(self, action: Action[HostInfo]) -> None:
-        explanation = explained.get()
-        if explanation is None:
-            return
-        match action:
-            case Ask(host, lets_wait, is_hedge):
-                self._note("asked", host=str(host), hedge=is_hedge, may_wait=lets_wait)
-            case Skip(host):
-                self._note("skipped", host=str(host), why="full")
-            case NoteSlow(host):
-                self._note("slow", host=str(host))
-            case NoteThrottled():
-                self._note("hedge-refused", why="budget")
-            case Finish(host):
-                self._note("final", host=str(host))
-            case GiveUp(reason):
-                self._note("gave-up", why=reason)
-            case Refresh():
-                self._note("map-awaited")
 
     def _note(self, event: str, **members: Any) -> None:
         explanation = explained.get()
         if explanation is not None:
-            explanation.note(event, partition=self.request.partition, **members)
+            # Texts are made up for explanations only.
+            shown = {name: str(one) if isinstance(one, HostInfo) else one for name, one in members.items()}
+            explanation.note(event, partition=self.request.partition, **shown)
 
     def _ask(self, action: Ask[HostInfo]) -> None:
         host, router = action.host, self._router
@@ -307,11 +303,11 @@ class ReplicaRead:
             answer = request.result()
             outcome = self._on_answer(host, answer, adopted=request is self._adopted)
             problem = {"problem": problem_name(answer)} if answer.status >= 400 else {}
-            self._note("answered", host=str(host), status=answer.status, outcome=outcome.name.lower(), **problem)
+            self._note("answered", host=host, status=answer.status, outcome=outcome.name.lower(), **problem)
             return host, outcome
         if not isinstance(error, OSError):
             raise error
-        self._note("failed", host=str(host), why=str(error) or type(error).__name__)
+        self._note("failed", host=host, why=str(error) or type(error).__name__)
         return host, self._on_error(host, error, adopted=request is self._adopted)
 
     def _on_error(self, host: HostInfo, error: OSError, *, adopted: bool) -> AttemptOutcome:
