@@ -113,7 +113,7 @@ class Worker:
             RecoveryPolicy(
                 settings.apply_records_per_second,
                 settings.restore_processes,
-                self._copier(),
+                self._copier().copy,
                 settings.schema_registry,
                 headed_topics(self.topology.stores.values()),
             ),

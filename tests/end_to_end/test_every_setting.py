@@ -528,7 +528,7 @@ def _fault(schema_id: int) -> object:
 def copies_from_others(stage: Stage, built: Built) -> None:
     (stage.directory / "own").write_text(token_of("worker"))
     options = {"snapshot_token_file": str(stage.directory / "own"), "snapshot_ca_file": str(stage.authority.file)}
-    copier: Any = built.worker(**options).tasks.bulk_restore._copy.__self__._copier
+    copier: Any = built.worker(**options).tasks.bulk_restore._copy.__self__._copy_store.__self__
     assert copier.token().decode() == header_of("worker")
     assert {certificate["serialNumber"] for certificate in copier.authorities.get_ca_certs()}
 

@@ -37,7 +37,7 @@ from forebay_worker.tasks.log_continuity import NotContinued, replaced_log
 from forebay_worker.tasks.phases import ReplicaPhase
 from forebay_worker.tasks.replica import Replica
 from forebay_worker.tasks.replica_view import LostRecords
-from forebay_worker.tasks.restoration import Copier, CopyProgress, Restoration
+from forebay_worker.tasks.restoration import CopyProgress, CopyStore, Restoration
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class RecoveryPolicy:
 
     apply_records_per_second: int
     restore_processes: int
-    copier: Copier | None = None
+    copy_store: CopyStore | None = None
     """Gets copies of other workers' stores, None if none may be had."""
     schema_registry: str | None = None
     """The URL of the registry that has the schemas of values."""
@@ -82,7 +82,7 @@ class Recovery:
         self._changelog = changelog
         self._directory = directory
         self._opener = opener
-        self._copier = policy.copier
+        self._copy_store = policy.copy_store
         self._logged = LogThrottle()
         self.applier = Applier(
             changelog,
@@ -217,16 +217,16 @@ class Recovery:
     def _is_worth_a_copy(self, replica: Replica, behind: int) -> bool:
         """Whether more of its log is ahead than what it has, and no copy was taken just now."""
         is_young = boot_ms() - replica.copied_boot_ms < _NOT_COPIED_MS
-        return self._copier is not None and behind > replica.view.progress.position and not is_young
+        return self._copy_store is not None and behind > replica.view.progress.position and not is_young
 
     def _copied(self, restoration: Restoration, path: Path, stopped: Callable[[], bool]) -> str | None:
         """Copy a store to a path; in the thread of a restore. Returns what was copied, None if nobody gives one
         that is of use."""
         replica = restoration.replica
         tp, spec = replica.topic_partition, replica.spec
-        assert self._copier is not None
+        assert self._copy_store is not None
         progress = restoration.copy = CopyProgress(replica.view.log, replica.view.progress.position)
-        source = self._copier.copy(spec.name, tp, path, stopped, progress)
+        source = self._copy_store(spec.name, tp, path, stopped, progress)
         if source is None:
             return None
         try:

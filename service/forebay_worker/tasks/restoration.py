@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from forebay.clock import boot_ms
 from forebay.task_ids import TopicPartition
@@ -26,16 +25,9 @@ class CopyProgress:
     leads_to: int = 0
 
 
-class Copier(Protocol):
-    """Gets copies of stores from wherever there are some. Tasks stand below what copies them."""
-
-    def copy(
-        self, store: str, tp: TopicPartition, target: Path, stopped: Callable[[], bool], progress: CopyProgress
-    ) -> str | None:
-        """Copy a partition of a store into a new directory; returns what was copied, None if nobody gives one.
-
-        Raises ``OSError`` if the disk refuses.
-        """
+CopyStore = Callable[[str, TopicPartition, Path, Callable[[], bool], CopyProgress], str | None]
+"""Copies a partition of a store into a new directory until that is stopped; returns what was copied, None if
+nobody gives one. Raises ``OSError`` if the disk refuses."""
 
 
 @dataclass
