@@ -77,7 +77,7 @@ def run(settings: RouterSettings, place: ProcessSlot, *inherited: socket.socket)
     from forebay_router.metrics import RouterMetrics
     from forebay_router.router import Router
     from forebay_web.application import cors_options
-    from forebay_web.fast_path.guard import addressed, guarded
+    from forebay_web.fast_path.guard import guarded
     from forebay_web.fast_path.protocol import make_protocol
     from forebay_web.hosts import allowed_hosts
 
@@ -94,7 +94,8 @@ def run(settings: RouterSettings, place: ProcessSlot, *inherited: socket.socket)
         hosts = allowed_hosts(settings.listen, settings.allowed_hosts)
         protocol = make_protocol(
             "router",
-            addressed(guarded(RouterFastPath(running, metrics), authenticator, metrics.refusals), hosts),
+            guarded(RouterFastPath(running, metrics), authenticator, metrics.refusals),
+            hosts,
             cors_options(settings.cors_allow_origins),
             lambda: running.draining,
             running.limits,

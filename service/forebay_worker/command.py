@@ -101,7 +101,7 @@ def run(settings: WorkerSettings, place: ProcessSlot) -> None:
     """Run a worker's process until a signal ends it; raises ``ForebayError`` if it cannot start."""
     # The web stack takes a while to import; wrong settings should be reported before that.
     from forebay_web.application import cors_options
-    from forebay_web.fast_path.guard import addressed, guarded
+    from forebay_web.fast_path.guard import guarded
     from forebay_web.fast_path.protocol import make_protocol
     from forebay_web.hosts import allowed_hosts
     from forebay_web.limits import Limits
@@ -133,7 +133,8 @@ def run(settings: WorkerSettings, place: ProcessSlot) -> None:
             log.info("worker %s serves %s", running.host, running.topology.application_id)
             protocol = make_protocol(
                 "worker",
-                addressed(guarded(WorkerFastPath(running, metrics), authenticator, metrics.refusals), hosts),
+                guarded(WorkerFastPath(running, metrics), authenticator, metrics.refusals),
+                hosts,
                 cors_options(settings.cors_allow_origins),
                 lambda: running.draining,
                 limits,

@@ -671,9 +671,9 @@ PROMISES: Mapping[str, tuple[Mutant, ...]] = {
         Mutant(
             "host-unchecked-on-the-fast-path",
             "the fast path answers no request for another host",
-            "forebay_web.fast_path.guard:_Addressed.key",
-            "self._hosts.allows(template.host)",
-            "True",
+            "forebay_web.fast_path.protocol:make_protocol",
+            "not hosts.allows(template.host)",
+            "False",
             "end_to_end/test_hosts.py::test_a_name_that_was_rebound_reads_nothing",
         ),
         Mutant(

@@ -27,6 +27,7 @@ from forebay.wire.answers import json_answer, problem_answer
 from forebay_web.application import respond
 from forebay_web.fast_path.protocol import FastPathProtocol, KeyHandler, Outcome, left_to_slow_path, make_protocol
 from forebay_web.fast_path.recogniser import RecognisedBatch, RequestTemplate
+from forebay_web.hosts import ANY_HOST
 from forebay_web.limits import Held, Limits
 from forebay_web.listeners import TlsListener, cannot_listen
 
@@ -48,7 +49,7 @@ async def answer_while_starting(scope: Scope, receive: Receive, send: Send) -> N
 
 def starting_protocol(limits: Limits) -> type[FastPathProtocol]:
     """The protocol of connections that are accepted meanwhile, which has nothing answered on the fast path."""
-    return make_protocol("start", _NoHandlers(), None, lambda: False, limits)
+    return make_protocol("start", _NoHandlers(), ANY_HOST, None, lambda: False, limits)
 
 
 class _NoHandlers:

@@ -27,6 +27,7 @@ from forebay_web.fast_path.recogniser import (
     recognise_batch,
 )
 from forebay_web.fast_path.slow_path import SlowPathProtocol
+from forebay_web.hosts import AllowedHosts
 from forebay_web.large_answers import LargeAnswer, pieces_of
 from forebay_web.limits import Held, Limits, Peer, accepted_peer
 
@@ -108,6 +109,7 @@ class FastPathProtocol(SlowPathProtocol):
 
     prepared_requests: ClassVar[PreparedRequests[_PreparedRead]]
     batch_handler: ClassVar[Callable[[RecognisedBatch, FastPathProtocol], Outcome]]
+    hosts: ClassVar[AllowedHosts]
     draining: ClassVar[Callable[[], bool]]
     origins: ClassVar[OriginHeaders]
     coalescer: ClassVar[WriteCoalescer]
@@ -215,7 +217,7 @@ class FastPathProtocol(SlowPathProtocol):
                 return
             # Only by itself: it takes as long as a hundred reads, and others must have their turn.
             batch = recognise_batch(data)
-            if batch is not None:
+            if batch is not None and self.hosts.allows(batch.template.host):
                 handler = type(self).batch_handler
                 if batch.trace is not None:
                     handler = partial(_handle_traced, handler, batch.trace)
@@ -459,15 +461,22 @@ def left_to_slow_path(segment: bytes, protocol: FastPathProtocol) -> None:
 
 
 def make_protocol(
-    tier: str, handlers: Handlers, cors: Mapping[str, Any] | None, draining: Callable[[], bool], limits: Limits
+    tier: str,
+    handlers: Handlers,
+    hosts: AllowedHosts,
+    cors: Mapping[str, Any] | None,
+    draining: Callable[[], bool],
+    limits: Limits,
 ) -> type[FastPathProtocol]:
-    """A protocol class for uvicorn's ``http`` setting, bound to a tier, its handlers, CORS options and limits."""
+    """A protocol class for uvicorn's ``http`` setting, bound to a tier, its handlers, hosts, CORS options and
+    limits. Requests for other hosts are left to the framework, which refuses them."""
     origins = OriginHeaders(cors)
 
     def prepare(template: RequestTemplate) -> _PreparedRead:
         try:
-            # The route explains.
-            read = left_to_slow_path if b"explain=" in template.query else handlers.key(template)
+            # The route explains. The host is checked once for each form, so that no read takes longer for it.
+            is_left = b"explain=" in template.query or not hosts.allows(template.host)
+            read = left_to_slow_path if is_left else handlers.key(template)
         except Exception:
             log.exception("the fast path failed")
             read = left_to_slow_path
@@ -480,6 +489,7 @@ def make_protocol(
         "tier": tier,
         "prepared_requests": PreparedRequests(prepare, traced),
         "batch_handler": staticmethod(handlers.batch),
+        "hosts": hosts,
         "draining": staticmethod(draining),
         "origins": origins,
         "coalescer": WriteCoalescer(),
