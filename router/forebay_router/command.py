@@ -76,7 +76,6 @@ def run(settings: RouterSettings, place: ProcessSlot, *inherited: socket.socket)
     from forebay_router.fast_path import RouterFastPath
     from forebay_router.metrics import RouterMetrics
     from forebay_router.router import Router
-    from forebay_web.application import cors_options
     from forebay_web.fast_path.guard import guarded
     from forebay_web.fast_path.protocol import make_protocol
     from forebay_web.hosts import allowed_hosts
@@ -96,7 +95,7 @@ def run(settings: RouterSettings, place: ProcessSlot, *inherited: socket.socket)
             "router",
             guarded(RouterFastPath(running, metrics), authenticator, metrics.refusals),
             hosts,
-            cors_options(settings.cors_allow_origins),
+            settings.cors_allow_origins,
             lambda: running.draining,
             running.limits,
         )

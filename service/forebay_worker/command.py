@@ -100,7 +100,6 @@ def worker(values: dict[str, Any]) -> None:
 def run(settings: WorkerSettings, place: ProcessSlot) -> None:
     """Run a worker's process until a signal ends it; raises ``ForebayError`` if it cannot start."""
     # The web stack takes a while to import; wrong settings should be reported before that.
-    from forebay_web.application import cors_options
     from forebay_web.fast_path.guard import guarded
     from forebay_web.fast_path.protocol import make_protocol
     from forebay_web.hosts import allowed_hosts
@@ -135,7 +134,7 @@ def run(settings: WorkerSettings, place: ProcessSlot) -> None:
                 "worker",
                 guarded(WorkerFastPath(running, metrics), authenticator, metrics.refusals),
                 hosts,
-                cors_options(settings.cors_allow_origins),
+                settings.cors_allow_origins,
                 lambda: running.draining,
                 limits,
             )

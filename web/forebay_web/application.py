@@ -23,7 +23,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay import __version__
 from forebay.authentication import Authenticator
@@ -78,7 +78,7 @@ ANSWER_HEADERS: dict[str, Any] = {
 }
 """What is said of an answer of one replica in headers; the members of its document, and more."""
 PROBLEM_HEADERS: dict[str, Any] = {"Forebay-Problem": _header("The name of the problem's type.", _STRING)}
-EXPOSED_HEADERS = (*ANSWER_HEADERS, *PROBLEM_HEADERS, "Retry-After", "Server-Timing", "X-Request-Id")
+_EXPOSED_HEADERS = ", ".join([*ANSWER_HEADERS, *PROBLEM_HEADERS, "Retry-After", "Server-Timing", "X-Request-Id"])
 PROBLEM_SCHEMA: dict[str, Any] = {
     "title": "Problem",
     "description": "RFC 9457 problem details; further members depend on the type.",
@@ -120,12 +120,34 @@ class RawPath:
         await self._app(scope, receive, send)
 
 
-class BrowserCors(CORSMiddleware):
-    """CORS for requests with an origin; nothing is added for others, which do not come from browsers."""
+def cors_headers(origins: tuple[str, ...], origin: bytes) -> list[tuple[bytes, bytes]]:
+    """What an answer to a request from an origin has for its browser, where these origins may read.
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        named = any(name == b"origin" for name, _ in scope.get("headers", ()))
-        await (super().__call__(scope, receive, send) if named else self.app(scope, receive, send))
+    Nothing without an origin, since such requests do not come from browsers.
+    """
+    if not origins or not origin:
+        return []
+    headers = [(b"access-control-expose-headers", _EXPOSED_HEADERS.encode()), (b"vary", b"Origin")]
+    if "*" in origins:
+        headers.append((b"access-control-allow-origin", b"*"))
+    elif origin.decode("latin-1") in origins:
+        headers.append((b"access-control-allow-origin", origin))
+    return headers
+
+
+class BrowserCors(CORSMiddleware):
+    """CORS for requests with an origin, whose answers have the headers that those of the fast path have."""
+
+    def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
+        super().__init__(app, origins, allow_methods=("GET", "POST", "OPTIONS"), allow_headers=("*",))
+        self._origins = origins
+
+    async def send(self, message: Message, send: Send, request_headers: Headers) -> None:
+        """Send a part of an answer, with the headers if it is the start."""
+        if message["type"] == "http.response.start":
+            added = cors_headers(self._origins, request_headers.get("origin", "").encode("latin-1"))
+            message = {**message, "headers": [*message["headers"], *added]}
+        await send(message)
 
     def preflight_response(self, request_headers: Headers) -> Response:
         """The answer to a browser's preflight; a refusal is a problem like any other."""
@@ -242,9 +264,8 @@ def make_application(
     if authenticator is not None:
         app.add_middleware(Guard, authenticator=authenticator, tickets=tickets, refusals=refusals)
     # Added after the guard, so it runs before that: a browser may read why it was refused.
-    options = cors_options(cors_allow_origins)
-    if options is not None:
-        app.add_middleware(BrowserCors, **options)
+    if cors_allow_origins:
+        app.add_middleware(BrowserCors, origins=cors_allow_origins)
     if not hosts.any:
         app.add_middleware(HostGuard, hosts=hosts, refusals=refusals)
     app.add_middleware(TicketParameter)
@@ -254,18 +275,6 @@ def make_application(
     _add_ops_routes(app, ready, metrics)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
-
-
-def cors_options(cors_allow_origins: tuple[str, ...]) -> dict[str, Any] | None:
-    """The CORS middleware's options; None if no origin is allowed and there is no middleware."""
-    if not cors_allow_origins:
-        return None
-    return {
-        "allow_origins": list(cors_allow_origins),
-        "allow_methods": ["GET", "POST", "OPTIONS"],
-        "allow_headers": ["*"],
-        "expose_headers": list(EXPOSED_HEADERS),
-    }
 
 
 def _answer_errors_as_problems(app: FastAPI, tier: str) -> None:

@@ -49,7 +49,7 @@ async def answer_while_starting(scope: Scope, receive: Receive, send: Send) -> N
 
 def starting_protocol(limits: Limits) -> type[FastPathProtocol]:
     """The protocol of connections that are accepted meanwhile, which has nothing answered on the fast path."""
-    return make_protocol("start", _NoHandlers(), ANY_HOST, None, lambda: False, limits)
+    return make_protocol("start", _NoHandlers(), ANY_HOST, (), lambda: False, limits)
 
 
 class _NoHandlers:

@@ -85,7 +85,7 @@ def limits() -> Limits:
 
 
 def bound(handler: KeyHandler) -> type[FastPathProtocol]:
-    return make_protocol("worker", OfOneKey(handler), ANY_HOST, None, lambda: False, limits())
+    return make_protocol("worker", OfOneKey(handler), ANY_HOST, (), lambda: False, limits())
 
 
 async def nothing(scope: Any, receive: Any, send: Any) -> None:
@@ -103,7 +103,7 @@ def connected(handler: KeyHandler) -> SlowPeer:
 
 
 def opened(handlers: Handlers) -> SlowPeer:
-    protocol = make_protocol("worker", handlers, ANY_HOST, None, lambda: False, limits())(
+    protocol = make_protocol("worker", handlers, ANY_HOST, (), lambda: False, limits())(
         *wiring(), asyncio.get_running_loop()
     )
     peer = SlowPeer()
@@ -286,7 +286,7 @@ async def test_more_is_read_at_once_while_answers_are_small(unhurried):
 async def test_answers_that_wait_for_an_earlier_one_are_counted_until_they_are_sent_or_nobody_is_there():
     requested, handler = collecting()
     shared = limits()
-    make = make_protocol("worker", OfOneKey(handler), ANY_HOST, None, lambda: False, shared)
+    make = make_protocol("worker", OfOneKey(handler), ANY_HOST, (), lambda: False, shared)
     for end in ("sent", "left"):
         requested.clear()
         peer = SlowPeer()
@@ -592,7 +592,7 @@ async def test_unread_bytes_count_towards_the_token(segment, tmp_path):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": bytes(1 << 20)})
 
-    protocol = make_protocol("worker", OfTokens(), ANY_HOST, None, lambda: False, shared)(
+    protocol = make_protocol("worker", OfTokens(), ANY_HOST, (), lambda: False, shared)(
         *wiring(app), asyncio.get_running_loop()
     )
     peer = SlowPeer()

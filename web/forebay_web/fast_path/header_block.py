@@ -72,9 +72,6 @@ def classify_headers(block: bytes) -> HeaderBlock | None:
     host = headers.get(b"host", [b""])[0]
     if not host or not _is_host(host) or not all(origins):
         return None
-    # With cookies, an origin's header lines depend on both.
-    if origins and b"cookie" in headers:
-        return None
     frames = accepted == [_FRAMES]
     if not frames and _FRAMES in accepted:
         return None

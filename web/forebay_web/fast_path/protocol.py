@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -11,13 +10,11 @@ from functools import lru_cache, partial
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
-from fastapi.middleware.cors import CORSMiddleware
-from starlette.types import Message, Receive, Scope, Send
-
 from forebay.clock import boot_ms
 from forebay.lag import UNLIMITED
 from forebay.request_trace import RequestTrace, context_of
 from forebay.wire.answers import HttpAnswer, problem_answer
+from forebay_web.application import cors_headers
 from forebay_web.fast_path.pending import ABANDONED, FILLED, PendingResponse, WriteCoalescer, head_of, render
 from forebay_web.fast_path.recogniser import (
     PreparedRequests,
@@ -52,38 +49,10 @@ KeyHandler = Callable[[bytes, "FastPathProtocol"], Outcome]
 """Answers a read of the key with this segment, received on this connection."""
 
 
-class OriginHeaders:
-    """The header lines by origin, obtained from the middleware itself.
-
-    ``options`` are the middleware's; with None there is no middleware and nothing is added.
-    """
-
-    def __init__(self, options: Mapping[str, Any] | None) -> None:
-        self._middleware = None if options is None else CORSMiddleware(_begin_answer, **options)
-        self.lines = lru_cache(maxsize=_MAX_ORIGINS)(self._lines)
-
-    def _lines(self, origin: bytes) -> bytes:
-        """Each line ended by CRLF; for a GET without cookies. None without an origin."""
-        if self._middleware is None or not origin:
-            return b""
-        added: list[tuple[bytes, bytes]] = []
-
-        async def send(message: Message) -> None:
-            added.extend(message["headers"])
-
-        scope = {"type": "http", "method": "GET", "headers": [(b"origin", origin)]}
-        # It awaits only what is passed in here, so one step completes it.
-        with contextlib.suppress(StopIteration):
-            self._middleware(scope, _receive_nothing, send).send(None)
-        return b"".join([b"%b: %b\r\n" % line for line in added])
-
-
-async def _begin_answer(scope: Scope, receive: Receive, send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-
-
-async def _receive_nothing() -> Message:
-    return {"type": "http.request"}
+@lru_cache(maxsize=_MAX_ORIGINS)
+def _origin_lines(origins: tuple[str, ...], origin: bytes) -> bytes:
+    """The header lines of an answer for an origin, each ended by CRLF."""
+    return b"".join([b"%b: %b\r\n" % header for header in cors_headers(origins, origin)])
 
 
 class Handlers(Protocol):
@@ -111,7 +80,7 @@ class FastPathProtocol(SlowPathProtocol):
     batch_handler: ClassVar[Callable[[RecognisedBatch, FastPathProtocol], Outcome]]
     hosts: ClassVar[AllowedHosts]
     draining: ClassVar[Callable[[], bool]]
-    origins: ClassVar[OriginHeaders]
+    origins: ClassVar[tuple[str, ...]]
     coalescer: ClassVar[WriteCoalescer]
     limits: ClassVar[Limits]
     tier: ClassVar[str]
@@ -333,7 +302,7 @@ class FastPathProtocol(SlowPathProtocol):
             return None
 
     def _lines(self, template: RequestTemplate) -> bytes:
-        return self.origins.lines(template.origin)
+        return _origin_lines(self.origins, template.origin)
 
     @property
     def has_pending(self) -> bool:
@@ -464,13 +433,13 @@ def make_protocol(
     tier: str,
     handlers: Handlers,
     hosts: AllowedHosts,
-    cors: Mapping[str, Any] | None,
+    origins: tuple[str, ...],
     draining: Callable[[], bool],
     limits: Limits,
 ) -> type[FastPathProtocol]:
-    """A protocol class for uvicorn's ``http`` setting, bound to a tier, its handlers, hosts, CORS options and
-    limits. Requests for other hosts are left to the framework, which refuses them."""
-    origins = OriginHeaders(cors)
+    """A protocol class for uvicorn's ``http`` setting, bound to a tier, its handlers, the ``origins`` that
+    browsers may read from, and limits. Requests for other ``hosts`` are left to the framework, which refuses
+    them."""
 
     def prepare(template: RequestTemplate) -> _PreparedRead:
         try:
@@ -480,7 +449,7 @@ def make_protocol(
         except Exception:
             log.exception("the fast path failed")
             read = left_to_slow_path
-        return _PreparedRead(template, read, origins.lines(template.origin))
+        return _PreparedRead(template, read, _origin_lines(origins, template.origin))
 
     def traced(prepared: _PreparedRead, trace: RequestTrace) -> _PreparedRead:
         return prepared._replace(read=partial(_handle_traced, prepared.read, trace))
