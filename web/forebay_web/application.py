@@ -48,7 +48,7 @@ from forebay_web.hosts import AllowedHosts
 from forebay_web.large_answers import LargeAnswer, LargeResponse
 from forebay_web.limits import Held
 from forebay_web.request_guard import OPEN_PATHS, Guard, HostGuard, is_unknown
-from forebay_web.request_tracing import RequestTracing
+from forebay_web.request_tracing import RequestTracing, stated_body
 from forebay_web.static_files import add_page
 from forebay_web.tickets import TicketParameter, Tickets, followed
 
@@ -184,8 +184,8 @@ def respond(answer: HttpAnswer | LargeAnswer) -> Response:
     """An answer as a response of the framework."""
     if isinstance(answer, LargeAnswer):
         return LargeResponse(answer)
-    response = Response(answer.body, answer.status)
-    response.raw_headers = [*answer.headers(), (b"content-length", b"%d" % len(answer.body))]
+    response = Response(body := stated_body(answer), answer.status)
+    response.raw_headers = [*answer.headers(), (b"content-length", b"%d" % len(body))]
     return response
 
 

@@ -16,6 +16,7 @@ from forebay.wire.answers import problem_answer
 from forebay.wire.batches import read_batch_keys
 from forebay.wire.parameters import ReadParameters
 from forebay_web.hosts import AllowedHosts
+from forebay_web.request_tracing import stated_body
 from forebay_web.tickets import TICKET, TICKET_HOLDER, Tickets
 
 OPEN_PATHS = ("/livez", "/readyz", IDENTITY_PATH)
@@ -86,9 +87,10 @@ async def refuse(problem: Problem, refusals: Counter[int], send: Send) -> None:
     """Answer with a problem, and count it by its status."""
     refusals[problem.status] += 1
     answer = problem_answer(problem)
-    headers = [*answer.headers(), (b"content-length", b"%d" % len(answer.body))]
+    body = stated_body(answer)
+    headers = [*answer.headers(), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.body})
+    await send({"type": "http.response.body", "body": body})
 
 
 class HostGuard:
