@@ -173,7 +173,7 @@ async def test_a_stream_outlives_its_ticket_but_not_its_token(door):
 
     guard = TicketParameter(Guard(stream, door.tokens, door.tickets, Counter()))
     query = f"lag_interval_ms=100&%74icket={door.issue()}&numbers=text".encode()
-    scope = {"type": "http", "method": "GET", "raw_path": OF_A.encode(), "headers": [], "query_string": query}
+    scope = {"type": "http", "method": "GET", "path": OF_A, "headers": [], "query_string": query}
     await guard(scope, nothing, nothing)
     [opened] = scopes
     assert opened["query_string"] == b"lag_interval_ms=100&numbers=text"

@@ -1,4 +1,4 @@
-"""The FastAPI application that both tiers extend: raw paths, problems for every error, ops paths."""
+"""The FastAPI application that both tiers extend: problems for every error, ops paths, CORS."""
 
 from __future__ import annotations
 
@@ -106,18 +106,6 @@ def _add_api_page(app: FastAPI) -> None:
     loaded = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")
     found = [own / "docs.html", own / "start.js", *(offline / name for name in loaded)]
     add_page(app, "/docs", found, images="'self' data:")
-
-
-class RawPath:
-    """Routes by the path as received: a ``%2F`` belongs to its key, and nothing is decoded twice."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            scope["path"] = scope["raw_path"].decode("ascii", "replace")
-        await self._app(scope, receive, send)
 
 
 def cors_headers(origins: tuple[str, ...], origin: bytes) -> list[tuple[bytes, bytes]]:
@@ -243,7 +231,7 @@ def make_application(
     explained_paths: tuple[re.Pattern[str], ...] = (),
     lifespan: Any = None,
 ) -> FastAPI:
-    """An application with the ops paths, problem answers and raw-path routing of both tiers.
+    """An application with the ops paths and problem answers of both tiers.
 
     ``ready`` returns why the process is not ready, None if it is; ``metrics`` collects what a scraper gets.
     Without ``authenticator`` every request for one of ``hosts`` is accepted; ``refusals`` counts refused
@@ -259,7 +247,6 @@ def make_application(
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.add_middleware(RawPath)
     app.add_middleware(Explaining, tier=tier, paths=explained_paths, refusals=refusals)
     if authenticator is not None:
         app.add_middleware(Guard, authenticator=authenticator, tickets=tickets, refusals=refusals)

@@ -85,8 +85,7 @@ class Explaining:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = _IN_QUERY.findall(scope.get("query_string", b""))
-        path = scope["raw_path"].decode("ascii", "replace") if found else ""
-        if not any(known.fullmatch(path) for known in self._paths):
+        if not found or not any(known.fullmatch(scope["path"]) for known in self._paths):
             await self._app(scope, receive, send)
             return
         try:
@@ -107,7 +106,7 @@ def _is_wanted(scope: Scope, found: list[bytes]) -> bool:
         raise BadParameter("explain= is true or false, and there once.", parameter="explain")
     access = access_of(scope)
     if access is not None and _WANTED[found[0]]:
-        store = unquote(scope["raw_path"].decode("ascii", "replace").split("/")[3])
+        store = unquote(scope["path"].split("/")[3])
         access.require(Needed("metadata", store))
     return _WANTED[found[0]]
 

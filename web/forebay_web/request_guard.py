@@ -68,10 +68,6 @@ def require_followed(scope: Scope, spec: StoreSpec, parameters: ReadParameters) 
         deque(access.require_keys("follow", spec, keys), maxlen=0)
 
 
-def _path(scope: Scope) -> str:
-    return str(scope["raw_path"].decode("ascii", "replace"))
-
-
 def later_refusal(scope: Scope) -> Problem | None:
     """Why an accepted request would now be refused, None if it would not: an answer may outlast a token."""
     refusal: Callable[[Scope], Problem | None] | None = scope.get(_LATER_REFUSAL)
@@ -107,7 +103,7 @@ class HostGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         named = [value for name, value in scope.get("headers", ()) if name == b"host"]
         other = next((host for host in named if not self._hosts.allows(host)), None)
-        if other is not None and _path(scope) not in OPEN_PATHS:
+        if other is not None and scope["path"] not in OPEN_PATHS:
             shown = other[:_MAX_SHOWN_BYTES].decode("latin-1")
             problem = HostNotAllowed(
                 f"The host {shown!r} is not this process's; an operator can allow its name with --allowed-hosts."
@@ -136,11 +132,11 @@ class Guard:
         self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _is_for_itself(_path(scope)):
+        if scope["type"] != "http" or _is_for_itself(scope["path"]):
             await self._app(scope, receive, send)
             return
         problem = self._refusal(scope)
-        if _path(scope) in OPEN_PATHS:
+        if scope["path"] in OPEN_PATHS:
             scope[_UNKNOWN] = is_unknown(scope) or problem is not None
             await self._app(scope, receive, send)
             return
@@ -158,7 +154,7 @@ class Guard:
             return BadRequest("The request has more than one Authorization header; send one.")
         try:
             authorization = given[0].strip(b" \t") if given else b""
-            self._authenticator.authenticate(scope["method"], _path(scope), authorization)
+            self._authenticator.authenticate(scope["method"], scope["path"], authorization)
             if self._granted is not None:
                 scope[_ACCESS] = self._granted.access(authorization)
         except Problem as problem:
@@ -171,7 +167,7 @@ class Guard:
             if TICKET_HOLDER in scope:
                 self._tickets.require_known(scope[TICKET_HOLDER])
             else:
-                scope[TICKET_HOLDER] = self._tickets.open(scope[TICKET], scope["method"], _path(scope))
+                scope[TICKET_HOLDER] = self._tickets.open(scope[TICKET], scope["method"], scope["path"])
         except Problem as problem:
             return problem
         return None

@@ -219,7 +219,7 @@ class TicketParameter:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and followed(scope["raw_path"].decode("ascii", "replace")) is not None:
+        if scope["type"] == "http" and followed(scope["path"]) is not None:
             _take_ticket(scope)
         await self._app(scope, receive, send)
 

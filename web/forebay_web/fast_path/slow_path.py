@@ -209,6 +209,9 @@ class SlowPathProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        request: Any = cycle.scope
+        # Routes go by the path as received: a %2F belongs to its key, and nothing is decoded twice.
+        request["path"] = request["raw_path"].decode("ascii")
         # The parser may go on in the task of the request before.
         context_of(None).run(super()._start_asgi_task, cycle, app)
 
