@@ -10,8 +10,9 @@ from starlette.types import Receive, Scope, Send
 
 from forebay.bearer_tokens import BearerTokens, TokenHolder, TokensFile
 from forebay.errors import Forbidden, Problem, SettingError, Unauthenticated
+from forebay_web.hosts import ANY_HOST
 from forebay_web.request_guard import Guard, later_refusal
-from forebay_web.tickets import TICKET_LIFETIME_MS, TicketParameter, Tickets, ticket_key_of
+from forebay_web.tickets import TICKET_LIFETIME_MS, Tickets, ticket_key_of
 from tests.support.tokens import header_of, token_of
 
 KEY = b"k" * 32
@@ -171,7 +172,7 @@ async def test_a_stream_outlives_its_ticket_but_not_its_token(door):
     async def nothing(*_: object) -> None:
         raise AssertionError
 
-    guard = TicketParameter(Guard(stream, door.tokens, door.tickets, Counter()))
+    guard = Guard(stream, ANY_HOST, door.tokens, door.tickets, Counter())
     query = f"lag_interval_ms=100&%74icket={door.issue()}&numbers=text".encode()
     scope = {"type": "http", "method": "GET", "path": OF_A, "headers": [], "query_string": query}
     await guard(scope, nothing, nothing)

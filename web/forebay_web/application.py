@@ -47,10 +47,10 @@ from forebay_web.explanations import Explaining
 from forebay_web.hosts import AllowedHosts
 from forebay_web.large_answers import LargeAnswer, LargeResponse
 from forebay_web.limits import Held
-from forebay_web.request_guard import OPEN_PATHS, Guard, HostGuard, is_unknown
+from forebay_web.request_guard import OPEN_PATHS, Guard, is_unknown
 from forebay_web.request_tracing import RequestTracing, stated_body
 from forebay_web.static_files import add_page
-from forebay_web.tickets import TicketParameter, Tickets, followed
+from forebay_web.tickets import Tickets, followed
 
 log = logging.getLogger(__name__)
 
@@ -248,14 +248,10 @@ def make_application(
         lifespan=lifespan,
     )
     app.add_middleware(Explaining, tier=tier, paths=explained_paths, refusals=refusals)
-    if authenticator is not None:
-        app.add_middleware(Guard, authenticator=authenticator, tickets=tickets, refusals=refusals)
+    app.add_middleware(Guard, hosts=hosts, authenticator=authenticator, tickets=tickets, refusals=refusals)
     # Added after the guard, so it runs before that: a browser may read why it was refused.
     if cors_allow_origins:
         app.add_middleware(BrowserCors, origins=cors_allow_origins)
-    if not hosts.any:
-        app.add_middleware(HostGuard, hosts=hosts, refusals=refusals)
-    app.add_middleware(TicketParameter)
     # Added last, so it runs first.
     app.add_middleware(RequestTracing, tier=tier)
     _answer_errors_as_problems(app, tier)

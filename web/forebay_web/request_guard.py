@@ -17,7 +17,7 @@ from forebay.wire.batches import read_batch_keys
 from forebay.wire.parameters import ReadParameters
 from forebay_web.hosts import AllowedHosts
 from forebay_web.request_tracing import stated_body
-from forebay_web.tickets import TICKET, TICKET_HOLDER, Tickets
+from forebay_web.tickets import TICKET, TICKET_HOLDER, Tickets, take_ticket
 
 OPEN_PATHS = ("/livez", "/readyz", IDENTITY_PATH)
 """Open to all: load balancers and supervisors have no token, and routers send theirs only to whom they know."""
@@ -89,64 +89,52 @@ async def refuse(problem: Problem, refusals: Counter[int], send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-class HostGuard:
-    """Refuses requests that name a host which is not allowed; of ``OPEN_PATHS`` they get the status only.
-
-    A request without a host, as of HTTP/1.0, is no browser's. ``refusals`` counts refused requests by status.
-    """
-
-    def __init__(self, app: ASGIApp, hosts: AllowedHosts, refusals: Counter[int]) -> None:
-        self._app = app
-        self._hosts = hosts
-        self._refusals = refusals
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        named = [value for name, value in scope.get("headers", ()) if name == b"host"]
-        other = next((host for host in named if not self._hosts.allows(host)), None)
-        if other is not None and scope["path"] not in OPEN_PATHS:
-            shown = other[:_MAX_SHOWN_BYTES].decode("latin-1")
-            problem = HostNotAllowed(
-                f"The host {shown!r} is not this process's; an operator can allow its name with --allowed-hosts."
-            )
-            await refuse(problem, self._refusals, send)
-            return
-        if other is not None:
-            scope[_UNKNOWN] = True
-        await self._app(scope, receive, send)
-
-
 class Guard:
-    """Answers requests that the authenticator refuses; others, ``OPEN_PATHS`` and the console's page go on.
+    """Answers requests that name another host, and those that the authenticator refuses; others go on.
 
-    It runs after CORS, which answers preflights by itself: a browser sends no token with them. ``refusals`` counts
-    refused requests by status.
+    So do all to ``OPEN_PATHS``, which then get the status only. A request without a host, as of HTTP/1.0, is no
+    browser's. It runs after CORS, which answers preflights by itself: a browser sends no token with them.
+    ``refusals`` counts refused requests by status.
     """
 
     def __init__(
-        self, app: ASGIApp, authenticator: Authenticator, tickets: Tickets, refusals: Counter[int]
+        self,
+        app: ASGIApp,
+        hosts: AllowedHosts,
+        authenticator: Authenticator | None,
+        tickets: Tickets,
+        refusals: Counter[int],
     ) -> None:
         self._app = app
+        self._hosts = hosts
         self._authenticator = authenticator
         self._granted = authenticator if isinstance(authenticator, GrantedTokens) else None
         self._tickets = tickets
         self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _is_for_itself(scope["path"]):
-            await self._app(scope, receive, send)
-            return
-        problem = self._refusal(scope)
-        if scope["path"] in OPEN_PATHS:
-            scope[_UNKNOWN] = is_unknown(scope) or problem is not None
-            await self._app(scope, receive, send)
-            return
-        if problem is None:
-            scope[_LATER_REFUSAL] = self._refusal
-            await self._app(scope, receive, send)
-            return
-        await refuse(problem, self._refusals, send)
+        if scope["type"] == "http":
+            take_ticket(scope)
+            problem = self._host_refusal(scope) or self._refusal(scope)
+            scope[_LATER_REFUSAL], scope[_UNKNOWN] = self._refusal, problem is not None
+            if problem is not None and scope["path"] not in OPEN_PATHS:
+                await refuse(problem, self._refusals, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _host_refusal(self, scope: Scope) -> Problem | None:
+        named = [value for name, value in scope["headers"] if name == b"host"]
+        other = next((host for host in named if not self._hosts.allows(host)), None)
+        if other is None:
+            return None
+        shown = other[:_MAX_SHOWN_BYTES].decode("latin-1")
+        return HostNotAllowed(
+            f"The host {shown!r} is not this process's; an operator can allow its name with --allowed-hosts."
+        )
 
     def _refusal(self, scope: Scope) -> Problem | None:
+        if self._authenticator is None or _is_for_itself(scope["path"]):
+            return None
         if TICKET in scope:
             return self._ticket_refusal(scope)
         given = [value for name, value in scope["headers"] if name == b"authorization"]

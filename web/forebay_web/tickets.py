@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from forebay.authentication import Authenticator
 from forebay.bearer_tokens import BearerTokens, TokenHolder
@@ -212,22 +212,11 @@ TICKET_HOLDER = "forebay.ticket_holder"
 _PARAMETER, _SPELLED = "ticket", b"ticket"
 
 
-class TicketParameter:
-    """Takes the ticket out of a stream's query: what is behind cannot log it, repeat it or pass it on."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and followed(scope["path"]) is not None:
-            _take_ticket(scope)
-        await self._app(scope, receive, send)
-
-
-def _take_ticket(scope: Scope) -> None:
+def take_ticket(scope: Scope) -> None:
+    """Take the ticket out of a stream's query: what is behind cannot log it, repeat it or pass it on."""
     query = scope["query_string"]
     # Nobody is known yet, so nothing is done that takes time. What is left is refused later.
-    if has_too_many(query) or (_SPELLED not in query and b"%" not in query):
+    if followed(scope["path"]) is None or has_too_many(query) or (_SPELLED not in query and b"%" not in query):
         return
     items = list(split_query(query))
     given = [item for item in items if item.name == _PARAMETER]
