@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from forebay.store_spec import StoreSpec
 from forebay.streams_metadata import StreamsMetadataState
 from forebay.wire.answer_schemas.stores import cluster_map_of
-from forebay_client.exchange import MALFORMED, Exchange, Mismatch, Plan, Request, not_of_a_read
+from forebay_client.exchange import Exchange, Mismatch, Plan, Request, understood
 from forebay_client.results import ReplicaLag, replica_lag_of
 
 T = TypeVar("T")
@@ -49,11 +49,7 @@ class Descriptions:
         **parameters: str | None,
     ) -> Plan[T]:
         request = Request(path, parameters, _lacks(member), timed=False)
-        document = yield from self._exchange.ask(request, deadline_ms)
-        try:
-            return read(document)
-        except MALFORMED:
-            raise not_of_a_read() from None
+        return understood(read, (yield from self._exchange.ask(request, deadline_ms)))
 
 
 def _lacks(member: str) -> Mismatch:

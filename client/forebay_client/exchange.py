@@ -134,10 +134,6 @@ RefusalIn: TypeAlias = Callable[[dict[str, Any]], Problem | None]
 """What in a document counts as a refusal to answer."""
 
 
-def no_refusal(document: dict[str, Any]) -> None:
-    """Every document is an answer."""
-
-
 class Exchange:
     """Asks the first of several servers that can be reached, and retries if it says that waiting helps."""
 
@@ -163,7 +159,7 @@ class Exchange:
         return self._now_ms() + (self._timeout_ms + wait_ms if timeout_ms is None else timeout_ms)
 
     def ask(
-        self, request: Request, deadline_ms: float, refusal_in: RefusalIn = no_refusal
+        self, request: Request, deadline_ms: float, refusal_in: RefusalIn = lambda _: None
     ) -> Plan[dict[str, Any]]:
         """The document that answers a request; raises ``Problem``.
 
@@ -302,7 +298,7 @@ def content_of(
     Raises ``Problem`` if no router or worker answers so.
     """
     document = _document(response, decimals)
-    mismatch = None if document is None else _mismatch(request, document)
+    mismatch = None if document is None else understood(request.mismatch, document)
     if mismatch is not None:
         return mismatch
     if response.status_code != 200:
@@ -333,12 +329,15 @@ def _document(response: httpx.Response, decimals: bool) -> dict[str, Any] | None
     return document if isinstance(document, dict) else None
 
 
-def _mismatch(request: Request, document: dict[str, Any]) -> str | None:
-    """How a document belongs to another request; raises ``Problem`` if it is none that a server sends."""
+def understood(read: Callable[[dict[str, Any]], T], document: dict[str, Any]) -> T:
+    """What is read in a document; raises ``Problem`` if that is not there."""
     try:
-        return request.mismatch(document)
+        return read(document)
     except MALFORMED:
-        raise not_of_a_read() from None
+        raise Problem(
+            "The answer is a JSON object, but not that of a read: the server is neither a router nor a worker.",
+            status=200,
+        ) from None
 
 
 def mismatched(request: str, mismatch: str) -> AnswerMismatch:
@@ -346,14 +345,6 @@ def mismatched(request: str, mismatch: str) -> AnswerMismatch:
     return AnswerMismatch(
         f"{request} was answered with {mismatch}, on two connections; neither answer was used. Find the proxy "
         "that mixes up or caches answers."
-    )
-
-
-def not_of_a_read() -> Problem:
-    """The problem for JSON that means nothing here."""
-    return Problem(
-        "The answer is a JSON object, but not that of a read: the server is neither a router nor a worker.",
-        status=200,
     )
 
 

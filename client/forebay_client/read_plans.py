@@ -6,7 +6,7 @@ A plan says which requests are sent in which order, and how answers are interpre
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -20,14 +20,7 @@ from forebay.store_spec import StoreSpec
 from forebay.unproven import UnprovenRange
 from forebay.wire.answers import ReplicaInfo
 from forebay.wire.scans import posted_cursor
-from forebay_client.exchange import (
-    MALFORMED,
-    Exchange,
-    Opened,
-    Plan,
-    Request,
-    not_of_a_read,
-)
+from forebay_client.exchange import Exchange, Opened, Plan, Request, understood
 from forebay_client.key_batches import (
     BatchKey,
     batch_request,
@@ -137,7 +130,7 @@ class ClientReads:
             path = f"{store_path(store)}/keys/{segment}"
             request = Request(path, parameters, requested.mismatch)
             try:
-                result = _understood(answer_of, (yield from self.exchange.ask(request, deadline_ms)))
+                result = understood(answer_of, (yield from self.exchange.ask(request, deadline_ms)))
             except UnknownKey as miss:
                 result = miss
         self.note(store, result)
@@ -192,7 +185,7 @@ class ClientReads:
         """The answer or the problem of each key of one batch."""
         parameters = self._parameters(store, options, None, **bounds)
         document = yield from self.exchange.ask(batch_request(store, batch, parameters), deadline_ms)
-        return _understood(results_in, document)
+        return understood(results_in, document)
 
     def open(
         self, wanted: ChangesRequest | StoreChangesRequest, last_event_id: str | None
@@ -247,7 +240,7 @@ class ClientReads:
         parameters["cursor"] = cursor if body is None else None
         request = Request(f"{path}/{items}", parameters, requested.mismatch, body)
         document = yield from self.exchange.ask(request, deadline_ms)
-        page = _understood(lambda document: page_of(document, items, wanted.kind), document)
+        page = understood(lambda document: page_of(document, items, wanted.kind), document)
         if self._positions is not None:
             for source in page.partitions:
                 self._positions.add(store, source.position)
@@ -265,7 +258,7 @@ class ClientReads:
         if spec is None:
             request = Request(store_path(store), {}, partial(spec_mismatch, store), timed=False)
             document = yield from self.exchange.ask(request, deadline_ms)
-            spec = self._specs[store] = _understood(StoreSpec.from_document, document)
+            spec = self._specs[store] = understood(StoreSpec.from_document, document)
         return spec
 
     def _parameters(
@@ -319,16 +312,8 @@ def _refusal_of_the_only(batch: dict[str, Any]) -> Problem | None:
 
 
 def _the_only(batch: dict[str, Any]) -> Answer | Problem:
-    (result,) = _understood(results_in, batch)
+    (result,) = understood(results_in, batch)
     return result
-
-
-def _understood(read: Callable[[dict[str, Any]], T], document: dict[str, Any]) -> T:
-    """What is read in an answer; raises ``Problem`` if that is not there."""
-    try:
-        return read(document)
-    except MALFORMED:
-        raise not_of_a_read() from None
 
 
 _NO_PAGE: Page[Any] = Page((), None, UNKNOWN_LAG, (), (), complete=False)
