@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final, TypeAlias, TypedDict
 from urllib.parse import quote, urlencode
 
+from forebay.codecs.keys import KeyCodec
 from forebay.errors import UnknownStore
 from forebay.toml_tables import NAME, NAME_RULE
 from forebay.wire.parameters import Prefer, parse_time
@@ -78,3 +79,11 @@ def query_string(parameters: Mapping[str, Any]) -> str:
 def epoch_ms_of(parameter: str, time: Time | None) -> int | None:
     """A time as a query parameter; raises ``BadParameter`` for a datetime without a time zone."""
     return parse_time(parameter, time.isoformat().encode()) if isinstance(time, datetime) else time
+
+
+def range_parameters(codec: KeyCodec | None, start: Any, end: Any) -> dict[str, Any]:
+    """The bounds of a list, of keys by their codec or else of times; raises ``BadKey`` or ``BadParameter``."""
+    bounds = {"from": start, "to": end}
+    if codec is None:
+        return {name: epoch_ms_of(name, time) for name, time in bounds.items()}
+    return {name: None if key is None else codec.to_text(codec.from_json(key)) for name, key in bounds.items()}

@@ -29,7 +29,7 @@ from forebay_client.key_batches import (
     require_size,
     results_in,
 )
-from forebay_client.options import ALL_KEYS, ReadOptions, Time, check, epoch_ms_of, store_path
+from forebay_client.options import ALL_KEYS, ReadOptions, Time, check, epoch_ms_of, range_parameters, store_path
 from forebay_client.positions import Positions
 from forebay_client.request_identity import Requested, spec_mismatch
 from forebay_client.results import ITEM_TYPES, Answer, Change, Page, answer_of, page_of
@@ -223,12 +223,14 @@ class ClientReads:
             partition = _partition(spec, plain)
             path = _key_path(spec, plain)
             requested = Requested(store, wanted.key, spec.key_codec)
-        start, end = yield from self._bounds(wanted, deadline_ms)
+        codec = None
+        if not _KINDS[wanted.kind].lists_by_time:
+            codec = (yield from self._spec(store, deadline_ms)).key_codec
         parameters = self._parameters(
             store,
             wanted.options,
             partition,
-            **{"from": start, "to": end},
+            **range_parameters(codec, wanted.start, wanted.end),
             prefix=wanted.prefix,
             reverse=wanted.reverse,
             allow_partial=wanted.allow_partial,
@@ -245,13 +247,6 @@ class ClientReads:
             for source in page.partitions:
                 self._positions.add(store, source.position)
         return page
-
-    def _bounds(self, wanted: ListRequest[T], deadline_ms: float) -> Plan[tuple[bytes | int | None, ...]]:
-        bounds = {"from": wanted.start, "to": wanted.end}
-        if _KINDS[wanted.kind].lists_by_time:
-            return tuple(epoch_ms_of(name, time) for name, time in bounds.items())
-        codec = (yield from self._spec(wanted.store, deadline_ms)).key_codec
-        return tuple(None if key is None else codec.to_text(codec.from_json(key)) for key in bounds.values())
 
     def _spec(self, store: str, deadline_ms: float) -> Plan[StoreSpec]:
         spec = self._specs.get(store)

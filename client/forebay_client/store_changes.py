@@ -13,7 +13,7 @@ from forebay.store_kinds import STORE_KINDS
 from forebay.store_spec import StoreSpec
 from forebay.wire.answers import ReplicaInfo, problem_of
 from forebay.wire.server_sent_events import Event
-from forebay_client.options import ReadOptions, check, epoch_ms_of
+from forebay_client.options import ReadOptions, check, range_parameters
 from forebay_client.results import (
     ITEM_TYPES,
     Entry,
@@ -28,7 +28,6 @@ from forebay_client.results import (
 Item: TypeAlias = Entry | Window | SessionWindow
 _ITEM_TYPES = {kind.items: ITEM_TYPES[kind.name] for kind in STORE_KINDS.values() if kind.lists_all_keys}
 """Single values are followed as entries."""
-_TIMED = frozenset(kind.name for kind in STORE_KINDS.values() if not kind.has_single_values)
 
 
 @dataclass(frozen=True)
@@ -98,17 +97,14 @@ class StoreChangesRequest:
 
     def parameters(self, spec: StoreSpec) -> dict[str, Any]:
         """The query of the request; raises ``BadKey`` or ``BadParameter``."""
-        codec, bounds = spec.key_codec, {"from": self.start, "to": self.end}
+        codec = spec.key_codec
         for key in self.keys or ():
             codec.from_json(key)
         if self.keys is not None and not self.keys:
             raise BadParameter("keys is empty; leave it out to follow the whole store.", parameter="keys")
-        if spec.kind in _TIMED:
-            ranged: dict[str, Any] = {name: epoch_ms_of(name, time) for name, time in bounds.items()}
-        else:
-            ranged = {
-                name: None if key is None else codec.to_text(codec.from_json(key)) for name, key in bounds.items()
-            }
+        kind = STORE_KINDS.get(spec.kind)
+        of_keys = kind is None or kind.has_single_values
+        ranged = range_parameters(codec if of_keys else None, self.start, self.end)
         keys = None if self.keys is None else json.dumps(list(self.keys), ensure_ascii=False)
         return {"keys": keys, "prefix": self.prefix, **ranged}
 
