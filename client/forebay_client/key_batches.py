@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -72,12 +72,7 @@ def batch_request(store: str, keys: Sequence[BatchKey], parameters: dict[str, An
 
 def results_in(batch: dict[str, Any]) -> list[Answer | Problem]:
     """The answer or the problem of each key."""
-    return [_result(result) for result in batch["results"]]
-
-
-def _result(document: dict[str, Any]) -> Answer | Problem:
-    return _problem_in(document) if "problem" in document else answer_of(document)
-
-
-def _problem_in(result: Mapping[str, Any]) -> Problem:
-    return problem_of({"key": result["key"], **result["problem"]})
+    return [
+        problem_of({"key": result["key"], **result["problem"]}) if "problem" in result else answer_of(result)
+        for result in batch["results"]
+    ]
