@@ -18,7 +18,7 @@ from forebay.errors import ClientUnusable
 from forebay_client import fork_safety
 from forebay_client.client_connections import CLOSED, NO_LOOP, OTHER_LOOP, ClientConnections
 from forebay_client.exchange import Open, Opened, Send
-from forebay_client.httpx_clients import extensions, late, with_body
+from forebay_client.httpx_clients import built, late, with_body
 
 T = TypeVar("T")
 
@@ -145,15 +145,7 @@ def _is_here(opened: Opened) -> bool:
 
 
 async def _sent(http: httpx.AsyncClient, step: Send) -> httpx.Response:
-    request = http.build_request(
-        step.method,
-        step.url,
-        content=step.body,
-        headers=step.headers,
-        timeout=step.timeout,
-        extensions=extensions(step.url),
-    )
-    response = await http.send(request, stream=True)
+    response = await http.send(built(http, step), stream=True)
     if isinstance(step, Open) and response.status_code == 200:
         return response
     return await _received(response, step.timeout.read or math.inf)

@@ -16,7 +16,7 @@ from forebay.errors import ClientUnusable
 from forebay_client import fork_safety
 from forebay_client.client_connections import CLOSED, ClientConnections
 from forebay_client.exchange import Open, Opened, Send
-from forebay_client.httpx_clients import extensions, late, shut_down, with_body
+from forebay_client.httpx_clients import built, late, shut_down, with_body
 
 Turn = threading.Lock
 """Threads that wait for the same changes take turns."""
@@ -46,15 +46,7 @@ class Connections(ClientConnections):
     def send(self, step: Send) -> httpx.Response | Opened:
         """The response to a request, or its stream; raises ``httpx.RequestError``, or ``ClientUnusable``."""
         http = self.http
-        request = http.build_request(
-            step.method,
-            step.url,
-            content=step.body,
-            headers=step.headers,
-            timeout=step.timeout,
-            extensions=extensions(step.url),
-        )
-        response = http.send(request, stream=True)
+        response = http.send(built(http, step), stream=True)
         if isinstance(step, Open) and response.status_code == 200:
             return Opened(response, response.iter_bytes())
         return _received(response, step.timeout.read or math.inf)

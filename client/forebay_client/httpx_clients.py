@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from forebay_client.exchange import Send
 from forebay_client.proxies import Proxy
 
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100)
@@ -51,6 +52,12 @@ def extensions(url: str) -> dict[str, Any]:
     """Those of a request: a certificate names a host without the dot at its end."""
     host = httpx.URL(url).host
     return {"sni_hostname": host.rstrip(".")} if host.endswith(".") else {}
+
+
+def built(http: httpx.Client | httpx.AsyncClient, step: Send) -> httpx.Request:
+    """The request that a step sends."""
+    others: dict[str, Any] = {"timeout": step.timeout, "extensions": extensions(step.url)}
+    return http.build_request(step.method, step.url, content=step.body, headers=step.headers, **others)
 
 
 def with_body(response: httpx.Response, body: bytes) -> httpx.Response:
