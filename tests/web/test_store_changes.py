@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from forebay.errors import BadKey, BadParameter, Problem
+from forebay.errors import BadKey, BadParameter, BadRequest, Problem
 from forebay.lag import Lag, Tolerance
 from forebay.position import encode_opaque
 from forebay.store_spec import StoreSpec
@@ -195,3 +195,10 @@ def test_nobody_is_woken_while_nothing_changes():
             await until(lambda: woken)
 
     asyncio.run(follow())
+
+
+def test_an_offset_that_no_page_could_state_is_refused():
+    cursor = ChangesCursor(b"12345678", 0, 0, skip=1 << 62)
+    assert PagesRequest.decode(PagesRequest({0: cursor}).encode(), 1).cursors[0] == cursor
+    with pytest.raises(BadRequest, match="not that of a router"):
+        PagesRequest.decode(PagesRequest({0: cursor._replace(skip=10**30)}).encode(), 1)

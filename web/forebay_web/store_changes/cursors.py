@@ -10,7 +10,6 @@ from msgspec import Meta
 
 from forebay.log_epochs import OffsetAndEpoch
 from forebay.position import Digest, decode_opaque, encode_opaque
-from forebay.wire.answer_schemas.members import Natural
 
 _VERSION = 4
 MAX_ID_CHARACTERS = 8 << 10
@@ -27,19 +26,19 @@ class ChangesCursor(NamedTuple):
 
     log: bytes
     """Digest of the log's identity."""
-    since: Natural
+    since: _Number
     """Of what was sent, every change before this offset was sent."""
-    upper: Natural
+    upper: _Number
     """What was sent may contain changes before this offset: no replica behind it may continue."""
     nonce: bytes = NO_NONCE
     """Which replica's batches ``skip`` counts in."""
-    skip: Natural = 0
+    skip: _Number = 0
     """How many keys of the batch after ``since`` were sent too."""
     after: bytes | None = None
     """The state was sent up to this stored key, empty if nothing was yet; None once all was."""
-    epoch: int | None = None
+    epoch: _Number | None = None
     """The epoch of the last record before ``upper``, None if that is not known."""
-    expired: Natural = 0
+    expired: _Number = 0
     """How many of the keys that the replica with the nonce has deleted as expired were sent."""
 
     @property

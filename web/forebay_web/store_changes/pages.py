@@ -18,7 +18,7 @@ from forebay.errors import BadParameter, BadRequest
 from forebay.lag import Lag
 from forebay.position import decode_position
 from forebay.wire.answer_aging import IN_TRANSIT_MS
-from forebay.wire.answer_schemas.members import Natural
+from forebay.wire.answer_schemas.members import Natural, read_json
 from forebay.wire.answers import json_body, lag_json
 from forebay.wire.scan_pages import PageSource
 from forebay.wire.server_sent_events import Event
@@ -102,18 +102,7 @@ class ChangesPage:
         return cls(cursor, source, items, gone, more, reset)
 
 
-class _PollBody(Struct):
-    """A request's body, which is JSON as all bodies are."""
-
-    changes: bytes
-
-
-_decode_request = msgspec.msgpack.Decoder(tuple[list[tuple[Natural, ChangesCursor | None]], bool, int, int]).decode
-_decode_outcomes = msgspec.msgpack.Decoder(list[tuple[int, Any]]).decode
-
-
-@dataclass(frozen=True)
-class PagesRequest:
+class PagesRequest(Struct, frozen=True):
     """One read of some partitions.
 
     Of one partition with ``state``, the next page of its state is read. Otherwise it is a poll for changes, which
@@ -121,24 +110,24 @@ class PagesRequest:
     Partitions are read in the order of the cursors until their pages take about ``max_bytes`` together.
     """
 
-    cursors: dict[int, ChangesCursor | None]
+    cursors: dict[Natural, ChangesCursor | None]
     state: bool = False
     wait_ms: int = 0
     max_bytes: int = MAX_POLL_BYTES
 
     def encode(self) -> bytes:
-        packed = list(self.cursors.items()), self.state, self.wait_ms, self.max_bytes
-        return msgspec.json.encode(_PollBody(msgspec.msgpack.encode(packed)))
+        return msgspec.json.encode(self)
 
     @classmethod
     def decode(cls, body: bytes, partitions: int) -> PagesRequest:
         """The request in a body; raises ``BadRequest``."""
         try:
-            packed = msgspec.json.decode(body, type=_PollBody).changes
-            cursors, state, wait_ms, max_bytes = _decode_request(packed)
-        except (ValueError, RecursionError):
+            sent = read_json(body, cls)
+        except ValueError:
             raise _not_of_a_router() from None
-        request = cls(dict(cursors), state, min(wait_ms, MAX_WAIT_MS), min(max_bytes, MAX_POLL_BYTES))
+        request = cls(
+            sent.cursors, sent.state, min(sent.wait_ms, MAX_WAIT_MS), min(sent.max_bytes, MAX_POLL_BYTES)
+        )
         in_range = all(partition < partitions for partition in request.cursors)
         if not in_range or (request.wait_ms <= 0 and len(request.cursors) != 1):
             raise _not_of_a_router()
@@ -148,6 +137,8 @@ class PagesRequest:
 def _not_of_a_router() -> BadRequest:
     return BadRequest("The body is not that of a router that follows changes; use GET.")
 
+
+_decode_outcomes = msgspec.msgpack.Decoder(list[tuple[int, Any]]).decode
 
 Outcome = ChangesPage | dict[str, Any]
 """Of one partition: a page, or the document of the problem that there is instead."""
