@@ -41,7 +41,7 @@ class EventStreams:
         self._limit = limit
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ends: set[asyncio.Timeout] = set()
-        self._ending = False
+        self.ending = False
 
     @property
     def count(self) -> int:
@@ -56,7 +56,7 @@ class EventStreams:
         held = self._limit.held_by(peer, 1)
         self._loop = asyncio.get_running_loop()
         try:
-            first = None if self._ending else await for_client(receive, anext(events))
+            first = None if self.ending else await for_client(receive, anext(events))
         except BaseException:
             held.release()
             raise
@@ -64,7 +64,7 @@ class EventStreams:
 
     def end_all(self) -> None:
         """Tell every client to go elsewhere, and end its stream; may be called by a signal handler."""
-        self._ending = True
+        self.ending = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._end_all)
 
@@ -72,34 +72,9 @@ class EventStreams:
         for end in self._ends:
             end.reschedule(0)
 
-    async def send(self, first: Event | EncodedEvents | None, events: Events, scope: Scope, send: Send) -> None:
-        """Send events, each once the client has taken those before it, until they or this process end.
-
-        They also end once their request would be refused, because its token was removed.
-        """
-
-        async def send_body(body: bytes) -> None:
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-
-        await send_body(b"retry: %d\n\n" % RETRY_MS)
-        if not self._ending:
-            async with self._until_ended():
-                try:
-                    await send_body(_encoded(first))
-                    # What was sent may be a large page, and thousands of streams wait for their next.
-                    del first
-                    async for event in events:
-                        if (refusal := later_refusal(scope)) is not None:
-                            raise refusal
-                        await send_body(_encoded(event))
-                        del event
-                except Problem as problem:
-                    await send_body(problem_event(problem).encode())
-        if self._ending:
-            await send_body(problem_event(NotReady("The process is shutting down; its streams end.")).encode())
-
     @contextlib.asynccontextmanager
-    async def _until_ended(self) -> AsyncGenerator[None, None]:
+    async def until_ended(self) -> AsyncGenerator[None, None]:
+        """End the block once the process ends its streams."""
         try:
             async with asyncio.timeout(None) as end:
                 self._ends.add(end)
@@ -142,9 +117,29 @@ class EventStream(StreamedResponse):
             self._held.release()
 
     async def stream_response(self, send: Send) -> None:
+        """Send events, each once the client has taken those before it, until they or this process end.
+
+        They also end once their request would be refused, because its token was removed.
+        """
+
+        async def send_body(body: bytes, more_body: bool = True) -> None:
+            await send({"type": "http.response.body", "body": body, "more_body": more_body})
+
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        first, self._first = self._first, None
-        sending = self._streams.send(first, self._events, self._scope, send)
-        del first
-        await sending
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send_body(b"retry: %d\n\n" % RETRY_MS)
+        if not self._streams.ending:
+            async with self._streams.until_ended():
+                try:
+                    await send_body(_encoded(self._first))
+                    # What was sent may be a large page, and thousands of streams wait for their next.
+                    self._first = None
+                    async for event in self._events:
+                        if (refusal := later_refusal(self._scope)) is not None:
+                            raise refusal
+                        await send_body(_encoded(event))
+                        del event
+                except Problem as problem:
+                    await send_body(problem_event(problem).encode())
+        if self._streams.ending:
+            await send_body(problem_event(NotReady("The process is shutting down; its streams end.")).encode())
+        await send_body(b"", more_body=False)
