@@ -1,4 +1,4 @@
-"""Outgoing answers: in order, and all of one event-loop turn together."""
+"""Outgoing answers, in the order of their requests."""
 
 from __future__ import annotations
 
@@ -100,25 +100,3 @@ class PendingResponse:
     def rendered(self, answer: HttpAnswer) -> bytes:
         stated = answer if self.trace is None else self.trace.stated(answer, self._connection.tier)
         return render(stated, self.lines)
-
-
-class WriteCoalescer:
-    """Writes all answers of one event-loop turn together, once everything received in it was handled.
-
-    A write to a sleeping peer also wakes it, which costs more than the write itself: this way it is woken once for
-    all its answers.
-    """
-
-    def __init__(self) -> None:
-        self._connections: list[FastPathProtocol] = []
-
-    def add(self, connection: FastPathProtocol) -> None:
-        """Have a connection's answers sent at the end of this turn."""
-        if not self._connections:
-            connection.loop.call_soon(self._end_turn)
-        self._connections.append(connection)
-
-    def _end_turn(self) -> None:
-        connections, self._connections = self._connections, []
-        for connection in connections:
-            connection.send_now()

@@ -15,7 +15,7 @@ from forebay.lag import UNLIMITED
 from forebay.request_trace import RequestTrace, context_of
 from forebay.wire.answers import HttpAnswer, problem_answer
 from forebay_web.application import cors_headers
-from forebay_web.fast_path.pending import ABANDONED, FILLED, PendingResponse, WriteCoalescer, head_of, render
+from forebay_web.fast_path.pending import ABANDONED, FILLED, PendingResponse, head_of, render
 from forebay_web.fast_path.recogniser import (
     PreparedRequests,
     RecognisedBatch,
@@ -81,7 +81,6 @@ class FastPathProtocol(SlowPathProtocol):
     hosts: ClassVar[AllowedHosts]
     draining: ClassVar[Callable[[], bool]]
     origins: ClassVar[tuple[str, ...]]
-    coalescer: ClassVar[WriteCoalescer]
     limits: ClassVar[Limits]
     tier: ClassVar[str]
     trace: RequestTrace | None = None
@@ -264,7 +263,9 @@ class FastPathProtocol(SlowPathProtocol):
         self._unsent.append(answer)
         self._unsent_bytes += len(answer)
         if len(self._unsent) == 1:
-            self.coalescer.add(self)
+            # Once all that this turn of the loop received was handled. Why: a write to a sleeping peer also wakes
+            # it, which costs more than the write itself. So it is woken once for all its answers.
+            self.loop.call_soon(self.send_now)
         if self._unsent_bytes > _MAX_UNSENT_BYTES:
             self.send_now()
 
@@ -461,7 +462,6 @@ def make_protocol(
         "hosts": hosts,
         "draining": staticmethod(draining),
         "origins": origins,
-        "coalescer": WriteCoalescer(),
         "limits": limits,
     }
     return type("BoundFastPathProtocol", (FastPathProtocol,), bound)
