@@ -14,7 +14,6 @@ from typing import Any, cast
 
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 from prometheus_client import Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -345,13 +344,7 @@ def _add_ops_routes(
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
-        schema = get_openapi(
-            title=app.title,
-            version=app.version,
-            description=app.description,
-            routes=app.routes,
-            tags=app.openapi_tags,
-        )
+        schema = FastAPI.openapi(app)
         schemas = schema.setdefault("components", {}).setdefault("schemas", {})
         schemas.update({**components(schema["paths"]), "Problem": PROBLEM_SCHEMA})
         schema["components"]["securitySchemes"] = {
@@ -369,5 +362,4 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
                     _document_problems(operation["responses"], HostNotAllowed, Unauthenticated, Forbidden)
         for unused in ("HTTPValidationError", "ValidationError"):
             schema["components"]["schemas"].pop(unused, None)
-        app.openapi_schema = schema
-    return app.openapi_schema
+    return FastAPI.openapi(app)
