@@ -56,9 +56,12 @@ class KeySelection:
         if self.keys is None:
             yield scan.start, scan.end
             return
-        single = not self.spec.stored_keys.times
-        for prefix in self._prefixes(partition):
-            yield prefix, prefix + b"\x00" if single else successor(prefix)
+        spec = self.spec
+        anywhere, single = spec.stream_partitioner is None, not spec.stored_keys.times
+        here = [plain for plain in self.keys if anywhere or spec.partition_of(plain) == partition]
+        for prefix in sorted(map(spec.stored_keys.prefix, here)):
+            if scan.start <= prefix < scan.end:
+                yield prefix, prefix + b"\x00" if single else successor(prefix)
 
     def has(self, stored: bytes) -> bool:
         """Whether a stored key, or a versioned one without its time, is followed, whatever its times."""
@@ -81,13 +84,6 @@ class KeySelection:
         times = kind.shown_times_ms(spec, keys.times_ms(stored)) if kind.time_names else []
         named = item_form(kind, form, None)
         return [named % item for item in zip(texts, *times, strict=True)]
-
-    def _prefixes(self, partition: int) -> list[bytes]:
-        spec = self.spec
-        anywhere = spec.stream_partitioner is None
-        here = [plain for plain in self.keys or () if anywhere or spec.partition_of(plain) == partition]
-        found = sorted(map(spec.stored_keys.prefix, here))
-        return [prefix for prefix in found if self.scan.start <= prefix < self.scan.end]
 
     @cached_property
     def _all_prefixes(self) -> frozenset[bytes]:
