@@ -141,7 +141,7 @@ async def test_a_batch_that_fails_is_answered_and_counted(monkeypatch):
     )
     metrics, client = RouterMetrics(router), Client()
     RouterFastPath(router, metrics).batch(
-        RecognisedBatch(RequestTemplate("s", b"", b"", b"", b"h"), b"{}", False, 0), cast(FastPathProtocol, client)
+        RecognisedBatch(RequestTemplate("s", b"", b"", b"", b"h"), b"{}", False), cast(FastPathProtocol, client)
     )
     await asyncio.wait_for(client.answered.wait(), 10)
     samples = [(s.name, s.labels, s.value) for metric in metrics.collect() for s in metric.samples]

@@ -43,10 +43,6 @@ class EventStreams:
         self._ends: set[asyncio.Timeout] = set()
         self.ending = False
 
-    @property
-    def count(self) -> int:
-        return self._limit.used
-
     async def open(self, events: Events, receive: Receive, peer: Peer) -> EventStream:
         """The response that streams events; raises ``Overloaded``, or what comes instead of the first event.
 

@@ -34,7 +34,7 @@ OF_THE_PROTOCOL = {
     # Called, or called by uvicorn.
     *("_start_asgi_task", "_unset_keepalive_if_required", "connection_lost", "connection_made", "data_received"),
     *("eof_received", "on_headers_complete", "on_message_begin", "on_message_complete", "on_response_complete"),
-    *("pause_writing", "resume_writing", "send_400_response", "shutdown", "timeout_keep_alive_handler"),
+    *("pause_writing", "resume_writing", "shutdown", "timeout_keep_alive_handler"),
 }
 OF_ITS_CYCLE = {"disconnected", "message_event", "response_complete", "scope"}
 OF_ITS_FLOW = {"pause_reading", "write_paused"}

@@ -68,13 +68,11 @@ class RecognisedRead(NamedTuple):
 
 
 class RecognisedBatch(NamedTuple):
-    """A recognised batch: its form, its body, whether the answer is to be in frames, where its bytes end, and what
-    follows it."""
+    """A recognised batch: its form, its body, whether the answer is to be in frames, and what follows it."""
 
     template: RequestTemplate
     body: bytes
     frames: bool
-    end: int
     trace: RequestTrace | None = None
 
     def target(self) -> tuple[str, str]:
@@ -130,7 +128,7 @@ def recognise_batch(data: bytes) -> RecognisedBatch | None:
     if b"explain=" in query:
         return None
     template = RequestTemplate(store.decode(), query, *headers[:4])
-    return RecognisedBatch(template, data[head_end + 4 :], headers.frames, len(data), trace)
+    return RecognisedBatch(template, data[head_end + 4 :], headers.frames, trace)
 
 
 class PreparedRequests(Generic[T]):

@@ -150,7 +150,7 @@ class SlowPathProtocol(HttpToolsProtocol):
                 self._head_bytes += len(piece)
                 if self._head_bytes > _MAX_HEAD_BYTES:
                     self._unparsed = memoryview(b"")
-                    self.send_400_response(f"The request's head is longer than {_MAX_HEAD_BYTES} bytes.")
+                    self._refuse(BadRequest(f"The request's head is longer than {_MAX_HEAD_BYTES} bytes."))
         if self.pipeline:
             self._hold_back(len(self._unparsed))
 
@@ -300,10 +300,6 @@ class SlowPathProtocol(HttpToolsProtocol):
         self._in_message = False
         self._end_patience()
         super().on_message_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are not an HTTP request with a problem, like every error, and close."""
-        self._refuse(BadRequest(msg))
 
     def _refuse(self, problem: Problem) -> None:
         """Answer with a problem and close, after the answers to the requests before."""
