@@ -6,40 +6,11 @@ Prints a JSON line for every micro-batch: query, batch, rows.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-)
-
 from examples.flights.pipeline import writers
-from examples.flights.session import start_spark
+from examples.flights.session import BatchPrinter, start_spark
 from forebay.spark import Sink
-from forebay_spark.heartbeats import QueryListener
-
-
-class BatchPrinter(QueryListener):
-    """Prints what each micro-batch did."""
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Not printed."""
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """One line a batch that had rows."""
-        progress = event.progress
-        if progress.numInputRows:
-            line = {"query": progress.name, "batch": progress.batchId, "rows": progress.numInputRows}
-            print(json.dumps(line), flush=True)
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Not printed."""
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Not printed."""
 
 
 def make_parser() -> argparse.ArgumentParser:

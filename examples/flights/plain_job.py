@@ -7,16 +7,7 @@ query, batch, rows.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
 
 from examples.flights.queries import (
     FILES_IN_BULK,
@@ -26,27 +17,7 @@ from examples.flights.queries import (
     latest_flights,
     read_flights,
 )
-from examples.flights.session import start_spark
-
-
-class BatchPrinter(StreamingQueryListener):
-    """Prints what each micro-batch did."""
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Not printed."""
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """One line a batch that had rows."""
-        progress = event.progress
-        if progress.numInputRows:
-            line = {"query": progress.name, "batch": progress.batchId, "rows": progress.numInputRows}
-            print(json.dumps(line), flush=True)
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Not printed."""
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Not printed."""
+from examples.flights.session import BatchPrinter, start_spark
 
 
 def main() -> None:

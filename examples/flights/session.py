@@ -1,14 +1,22 @@
-"""The Spark session of the flights demo's jobs."""
+"""The Spark session of the flights demo's jobs, and what they print."""
 
 from __future__ import annotations
 
 import glob
+import json
 import os
 import sys
 
 import pyspark
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 FILE_MANAGER = (
@@ -17,6 +25,26 @@ FILE_MANAGER = (
     else f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager"
 )
 """What writes checkpoints, by its name in this version of Spark."""
+
+
+class BatchPrinter(StreamingQueryListener):
+    """Prints what each micro-batch did."""
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Not printed."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """One line a batch that had rows."""
+        progress = event.progress
+        if progress.numInputRows:
+            line = {"query": progress.name, "batch": progress.batchId, "rows": progress.numInputRows}
+            print(json.dumps(line), flush=True)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Not printed."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Not printed."""
 
 
 def start_spark(jars: str = "", master: str = "local[2]") -> SparkSession:

@@ -10,22 +10,13 @@ import contextlib
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import (
-    JStreamingQueryListener,
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-    StreamingQueryProgress,
-)
 
 from forebay.errors import ForebayError
 from forebay.logs import LogThrottle
@@ -36,32 +27,7 @@ log = logging.getLogger(__name__)
 Beat = Callable[[str, int | None, int], None]
 
 
-class QueryListener(StreamingQueryListener):
-    """Like Spark's own, except that progress reaches Python in one piece, as JSON.
-
-    Why: PySpark's reads it member by member, each by a call to the JVM. With two listeners and five queries that
-    took a quarter of all the processor time of a job in local mode.
-    """
-
-    # Private, but addListener uses it; if it ever stops, progress arrives as for any listener.
-    @property
-    def _jlistener(self) -> Any:
-        if not hasattr(self, "_jlistenerobj"):
-            assert SparkContext._jvm is not None
-            self._jlistenerobj = SparkContext._jvm.PythonStreamingQueryListenerWrapper(_ProgressAsJson(self))
-        return self._jlistenerobj
-
-
-class _ProgressAsJson(JStreamingQueryListener):
-    """Called by the JVM."""
-
-    def onQueryProgress(self, jevent: Any) -> None:
-        """After a batch."""
-        progress = json.loads(jevent.progress().json())
-        self.pylistener.onQueryProgress(QueryProgressEvent.fromJson({"progress": progress}))
-
-
-class HeartbeatListener(QueryListener):
+class HeartbeatListener:
     """Calls ``beat(query_id, as_of_ms, batch_id)`` after every batch, and while a query is idle.
 
     ``as_of_ms`` is when the trigger began, before it asked the source for its offsets: everything the source had
@@ -69,7 +35,16 @@ class HeartbeatListener(QueryListener):
 
     Spark delivers events one by one. Heartbeats are written in a separate thread, only the newest of each query: a
     busy driver must not write outdated ones one after another.
+
+    The JVM calls it with its own events. Why: a listener of PySpark's gets progress that is read member by member,
+    each by a call to the JVM. With five queries that took a quarter of all the processor time of a job in local
+    mode.
     """
+
+    class Java:
+        """What of the JVM's it implements."""
+
+        implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)
 
     def __init__(self, beat: Beat) -> None:
         self.started_ms: dict[str, int] = {}
@@ -81,23 +56,29 @@ class HeartbeatListener(QueryListener):
         # Its thread is joined when the process ends, so the last heartbeat is written.
         self._writer = ThreadPoolExecutor(1, "forebay-heartbeats")
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+    @property
+    def _jlistener(self) -> Any:
+        """What PySpark adds to a session."""
+        assert SparkContext._jvm is not None
+        return SparkContext._jvm.PythonStreamingQueryListenerWrapper(self)
+
+    def onQueryStarted(self, event: Any) -> None:
         """Spark calls this before it asks the sources for their offsets."""
-        self.started_ms[str(event.runId)] = epoch_ms_of(event.timestamp)
+        self.started_ms[str(event.runId())] = epoch_ms_of(event.timestamp())
 
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+    def onQueryProgress(self, event: Any) -> None:
         """After a batch."""
-        progress = event.progress
-        as_of_ms = epoch_ms_of(progress.timestamp) if left_no_backlog(progress) else None
-        self._enqueue(str(progress.id), as_of_ms, progress.batchId)
+        progress = json.loads(event.progress().json())
+        as_of_ms = epoch_ms_of(progress["timestamp"]) if left_no_backlog(progress["sources"]) else None
+        self._enqueue(progress["id"], as_of_ms, progress["batchId"])
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+    def onQueryIdle(self, event: Any) -> None:
         """There was nothing new at the trigger."""
-        self._enqueue(str(event.id), epoch_ms_of(event.timestamp), -1)
+        self._enqueue(str(event.id()), epoch_ms_of(event.timestamp()), -1)
 
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+    def onQueryTerminated(self, event: Any) -> None:
         """A stopped query sends no heartbeats, and its age grows."""
-        self.started_ms.pop(str(event.runId), None)
+        self.started_ms.pop(str(event.runId()), None)
 
     def _enqueue(self, query_id: str, as_of_ms: int | None, batch_id: int) -> None:
         with self._lock:
@@ -124,12 +105,13 @@ class HeartbeatListener(QueryListener):
                 )
 
 
-def left_no_backlog(progress: StreamingQueryProgress) -> bool:
-    """Whether a batch took all that its sources had when it began; False for a source that does not report it."""
-    return all(
-        source.latestOffset is not None and _reached(_offset(source.endOffset), _offset(source.latestOffset))
-        for source in progress.sources
-    )
+def left_no_backlog(sources: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a batch took all that its sources had when it began, by their members of its progress.
+
+    False for a source that does not report it.
+    """
+    offsets = [(source["endOffset"], source.get("latestOffset")) for source in sources]
+    return all(latest is not None and _reached(end, latest) for end, latest in offsets)
 
 
 def _reached(end: Any, latest: Any) -> bool:
@@ -153,16 +135,6 @@ def epoch_ms_of(timestamp: str) -> int:
     return int(datetime.fromisoformat(timestamp).timestamp() * 1000)
 
 
-def _offset(text: Any) -> Any:
-    """What an offset's JSON says; as it is if it is none."""
-    if not isinstance(text, str):
-        return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text.strip()
-
-
 class SessionListeners:
     """Listens to the queries of sessions, and writes the heartbeats of all that they write to stores."""
 
@@ -180,7 +152,7 @@ class SessionListeners:
                 # With the default, an idle stream's age would grow to 10 s.
                 session.conf.set("spark.sql.streaming.noDataProgressEventInterval", "1000")
                 listener = HeartbeatListener(_beat)
-                session.streams.addListener(listener)
+                session.streams.addListener(listener)  # type: ignore[arg-type]
                 self._listening[session_id] = session, listener
             return self._listening[session_id][1]
 

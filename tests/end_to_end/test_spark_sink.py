@@ -1036,52 +1036,6 @@ def test_foreach_batch_skips_and_repeats_no_batch(spark, sink, tmp_path, caplog)
         sink.write_batch(spark.range(1), 0, "latest", key="id")
 
 
-class Reported:
-    """A listener's methods: keeps what it is told of each batch."""
-
-    def __init__(self) -> None:
-        self.batches: list[tuple[object, ...]] = []
-
-    def onQueryStarted(self, event: Any) -> None:
-        pass
-
-    def onQueryTerminated(self, event: Any) -> None:
-        pass
-
-    def onQueryProgress(self, event: Any) -> None:
-        from forebay_spark.heartbeats import left_no_backlog
-
-        reported = event.progress
-        rows = [state.numRowsTotal for state in reported.stateOperators]
-        of_query = (reported.id, reported.runId, reported.name)
-        self.batches.append(
-            (*of_query, reported.timestamp, reported.batchId, reported.numInputRows, reported.durationMs, rows)
-        )
-        self.batches.append((left_no_backlog(reported), *(source.description for source in reported.sources)))
-
-
-def test_the_sinks_listeners_get_what_sparks_own_get(spark, sink, tmp_path):
-    from pyspark.sql import functions as F
-    from pyspark.sql.streaming.listener import StreamingQueryListener
-
-    from forebay_spark.heartbeats import QueryListener
-
-    listeners = [type("Listener", (Reported, base), {})() for base in (QueryListener, StreamingQueryListener)]
-    for listener in listeners:
-        spark.streams.addListener(listener)
-    try:
-        source = Source(spark, tmp_path / "in", "k string, n int")
-        source.add({"k": "a", "n": 1}, {"k": "b", "n": 2})
-        source.add({"k": "a", "n": 3})
-        run(sink.write(source.df.groupBy("k").agg(F.sum("n").alias("n")), "latest", key="k"), tmp_path)
-        ours, sparks = (listener.batches for listener in listeners)
-        wait_until(lambda: len(ours) == len(sparks) >= 4, "what both are told", 30)
-    finally:
-        for listener in listeners:
-            spark.streams.removeListener(listener)
-    assert ours == sparks
-
-
 def beat_after_batch(query: Any, as_of_ms: int) -> None:
     """Have the heartbeat written that follows a batch which left no backlog."""
     from forebay_spark.store_writer import QUERY_RUNS, beat_run
