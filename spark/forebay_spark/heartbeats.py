@@ -1,8 +1,4 @@
-"""Heartbeats from a streaming query's own progress: how old the source's state in the log is.
-
-Each session has one listener, however many sinks write from it. Why: a sink has no end at which it could take a
-listener of its own out of its session again.
-"""
+"""Heartbeats from a streaming query's own progress: how old the source's state in the log is."""
 
 from __future__ import annotations
 
@@ -16,11 +12,12 @@ from datetime import datetime
 from typing import Any
 
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQueryManager
 
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, SinkError
 from forebay.logs import LogThrottle
-from forebay_spark.store_writer import QUERY_RUNS, beat_run
+from forebay_spark.plan import complete_mode, holds_records_back
+from forebay_spark.store_writer import QUERY_RUNS, QueryRun, beat_run
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +44,6 @@ class HeartbeatListener:
         implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)
 
     def __init__(self, beat: Beat) -> None:
-        self.started_ms: dict[str, int] = {}
-        """By run, when it was started, before it asked its sources for anything."""
         self._beat = beat
         self._lock = threading.Lock()
         self._pending: dict[str, tuple[int | None, int]] = {}
@@ -64,7 +59,8 @@ class HeartbeatListener:
 
     def onQueryStarted(self, event: Any) -> None:
         """Spark calls this before it asks the sources for their offsets."""
-        self.started_ms[str(event.runId())] = epoch_ms_of(event.timestamp())
+        run = QUERY_RUNS.enter(str(event.id()), str(event.runId()))
+        run.started_ms = epoch_ms_of(event.timestamp())
 
     def onQueryProgress(self, event: Any) -> None:
         """After a batch."""
@@ -78,7 +74,6 @@ class HeartbeatListener:
 
     def onQueryTerminated(self, event: Any) -> None:
         """A stopped query sends no heartbeats, and its age grows."""
-        self.started_ms.pop(str(event.runId()), None)
 
     def _enqueue(self, query_id: str, as_of_ms: int | None, batch_id: int) -> None:
         with self._lock:
@@ -135,43 +130,40 @@ def epoch_ms_of(timestamp: str) -> int:
     return int(datetime.fromisoformat(timestamp).timestamp() * 1000)
 
 
-class SessionListeners:
-    """Listens to the queries of sessions, and writes the heartbeats of all that they write to stores."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._listening: dict[str, tuple[SparkSession, HeartbeatListener]] = {}
-        """By the session's own id: Python has several objects for a session."""
-
-    def of(self, session: SparkSession) -> HeartbeatListener:
-        """The listener of a session, which is set to report idle queries every second."""
-        session_id = str(session._jsparkSession.sessionUUID())
-        with self._lock:
-            self._forget_stopped(session)
-            if session_id not in self._listening:
-                # With the default, an idle stream's age would grow to 10 s.
-                session.conf.set("spark.sql.streaming.noDataProgressEventInterval", "1000")
-                listener = HeartbeatListener(_beat)
-                session.streams.addListener(listener)  # type: ignore[arg-type]
-                self._listening[session_id] = session, listener
-            return self._listening[session_id][1]
-
-    def sessions(self) -> list[SparkSession]:
-        """The sessions that are listened to."""
-        return [session for session, _ in self._listening.values()]
-
-    def _forget_stopped(self, session: SparkSession) -> None:
-        """Leave out the sessions of a context before this one's: a process has one at a time."""
-        context = session.sparkContext
-        self._listening = {key: one for key, one in self._listening.items() if one[0].sparkContext is context}
+_LISTENING: set[str] = set()
+"""The sessions that have a listener, by their own ids: Python has several objects for a session."""
+_LOCK = threading.Lock()
 
 
-SESSION_LISTENERS = SessionListeners()
+def listen_to(session: Any) -> None:
+    """Listen to the queries of a session of the JVM's, which reports idle ones every second from now on.
+
+    However many sinks write from a session, it has one listener. Why: a sink has no end at which it could take one
+    of its own out of its session again.
+    """
+    session_id = str(session.sessionUUID())
+    with _LOCK:
+        if session_id not in _LISTENING:
+            # With the default, an idle stream's age would grow to 10 s.
+            session.conf().set("spark.sql.streaming.noDataProgressEventInterval", "1000")
+            StreamingQueryManager(session.streams()).addListener(HeartbeatListener(_beat))  # type: ignore[arg-type]
+            _LISTENING.add(session_id)
+
+
+def follow(run: QueryRun, execution: Any) -> None:
+    """Have heartbeats for a run, whichever session it was started in; raises ``SinkError`` for its output mode."""
+    if execution.outputMode().toString() == "Complete":
+        raise SinkError(complete_mode(run.query_id))
+    listen_to(execution.sparkSession())
+    run.holds_records_back = holds_records_back(execution.analyzedPlan())
+    if execution.trigger().toString() == "AvailableNowTrigger":
+        run.as_of_limit_ms = run.started_ms
+    run.is_followed = True
 
 
 def _beat(query_id: str, as_of_ms: int | None, batch_id: int) -> None:
     run = QUERY_RUNS.of(query_id)
-    if run is not None:
+    if run is not None and run.is_followed:
         try:
             beat_run(run, as_of_ms, batch_id)
         finally:

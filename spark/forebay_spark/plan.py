@@ -35,6 +35,14 @@ def mode_refusal(df: DataFrame, mode: str) -> str | None:
     return None
 
 
+def complete_mode(what: str) -> str:
+    """Why a query in complete mode is not written."""
+    return (
+        f"{what!r}: the output mode 'complete' would write every key in every batch and never report deletions; "
+        "use 'update' or 'append'."
+    )
+
+
 def holds_records_back(plan: Any) -> bool:
     """Whether a source of a streaming plan keeps records back until there are enough of them.
 

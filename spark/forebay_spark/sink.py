@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from pathlib import Path
@@ -24,15 +23,13 @@ from forebay_changelog.sqlite import batches, checksums, log_file, writers
 from forebay_spark import executor
 from forebay_spark.columns import ColumnArguments, Selection, lay_out
 from forebay_spark.fill import FILL_PREFIX, FillResult, IfWritten, fill
-from forebay_spark.heartbeats import SESSION_LISTENERS
+from forebay_spark.heartbeats import follow, listen_to
 from forebay_spark.kind_columns import columns_of
-from forebay_spark.plan import has_one_row_a_key, holds_records_back
+from forebay_spark.plan import has_one_row_a_key
 from forebay_spark.records import RecordColumns, kafka_records
-from forebay_spark.sink_writer import SinkWriter, complete_mode
-from forebay_spark.store_writer import QUERY_RUNS, QueryRun, SinkLog, StoreWriter
-from forebay_spark.write import Write, attempt, current_run
-
-log = logging.getLogger(__name__)
+from forebay_spark.sink_writer import SinkWriter
+from forebay_spark.store_writer import QUERY_RUNS, SinkLog, StoreWriter
+from forebay_spark.write import Write, attempt
 
 _MIN_SPARK = (4, 0)
 _BY_VALUE = (record_headers, record_orders, checksums, log_file, writers, batches, executor)
@@ -65,7 +62,7 @@ class Sink:
         session = SparkSession.getActiveSession()
         if session is not None and hasattr(session, "_jsparkSession"):
             # Queries with a function of the user's own take their settings, and report themselves, at their start.
-            SESSION_LISTENERS.of(session)
+            listen_to(session._jsparkSession)
 
     def write(
         self,
@@ -91,7 +88,7 @@ class Sink:
             raise SinkError("The sink writes streaming DataFrames; this one is not streaming.")
         spec = self._writable(store, session)
         layout = lay_out(df, spec, Selection.of(columns))
-        SESSION_LISTENERS.of(session)
+        listen_to(session._jsparkSession)
         store_writer = StoreWriter(self._log, spec, writer or store, store_begins_here, bootstrap)
         is_distinct = has_one_row_a_key(df, layout.telling_apart)
         return SinkWriter(df, Write(store_writer, RecordColumns(layout, session), is_distinct))
@@ -119,19 +116,16 @@ class Sink:
         Raises ``SinkError``, which must end the query: after a batch that was left out, the store takes no other.
         """
         session, spec, chosen = _classic_session(df), self._spec(store), Selection.of(columns)
-        run, is_new = current_run(df)
         store_writer = self._batch_writers.setdefault(
             (store, writer or store), StoreWriter(self._log, spec, writer or store)
         )
         store_writer.begins_here = store_begins_here
-        with attempt(run, store_writer, batch_id):
-            if is_new:
-                self._follow(run)
+        with attempt(df, store_writer, batch_id) as query_id:
             write = self._batch_writes.get(form := (store, df.schema, chosen, store_writer.name))
             if write is None:
                 layout = lay_out(df, self._writable(store, session), chosen)
                 write = self._batch_writes[form] = Write(store_writer, RecordColumns(layout, session))
-            write.append(write.records.of(df), run.query_id, batch_id)
+            write.append(write.records.of(df), query_id, batch_id)
 
     def fill(
         self,
@@ -215,10 +209,10 @@ class Sink:
             raise SinkError(
                 "Heartbeats need a classic Spark session: through Spark Connect, the age of the store is unknown."
             )
-        run, _ = QUERY_RUNS.enter(str(query.id), str(query.runId))
+        run = QUERY_RUNS.enter(str(query.id), str(query.runId))
+        follow(run, query._jsq.streamingQuery())
         store_writer = StoreWriter(self._log, spec, writer or store, begins_here=True)
         run.writers.setdefault(store_writer.output, store_writer)
-        self._follow(run, query)
 
     def position(self, store: str) -> str | None:
         """The position token of the last batch written to a store, None before the first.
@@ -247,33 +241,6 @@ class Sink:
             raise SinkError(f"{spec.name!r} has the partitioner 'unknown'; the sink needs to know where rows go.")
         if spec.external:
             self._changelog.ensure(spec, create=False)
-
-    def _follow(self, run: QueryRun, query: StreamingQuery | None = None) -> None:
-        """Have heartbeats for a run that was started elsewhere; raises ``SinkError`` for its output mode.
-
-        A batch's own session is a copy of the one that its query was started in, which may not be known.
-        """
-        sessions = [*SESSION_LISTENERS.sessions(), SparkSession.builder.getOrCreate()]
-        runs = ((session, one) for session in sessions for one in session.streams.active)
-        session, found = next(
-            ((session, one) for session, one in runs if str(one.runId) == run.run_id), (None, None)
-        )
-        if session is None and query is not None:
-            session, found = SparkSession(sessions[-1].sparkContext, query._jsq.sparkSession()), query
-        if session is None or found is None:
-            log.warning(
-                "query %s was started in a session that the sink does not know, so the age of its stores is "
-                "unknown: start it in the default session, or call sink.heartbeats",
-                run.query_id,
-            )
-            return
-        listener = SESSION_LISTENERS.of(session)
-        execution = found._jsq.streamingQuery()
-        if execution.outputMode().toString() == "Complete":
-            raise SinkError(complete_mode(run.query_id))
-        run.holds_records_back = holds_records_back(execution.analyzedPlan())
-        if execution.trigger().toString() == "AvailableNowTrigger":
-            run.as_of_limit_ms = listener.started_ms.get(run.run_id, -1)
 
 
 def _classic_session(df: DataFrame) -> SparkSession:

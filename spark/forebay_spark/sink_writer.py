@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from typing import Any, NoReturn
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,6 +15,7 @@ from forebay.errors import ForebayError, SinkError
 from forebay_spark import plan
 from forebay_spark.bootstrap_check import state_mismatch
 from forebay_spark.columns import Layout
+from forebay_spark.heartbeats import follow
 from forebay_spark.kind_columns import columns_of
 from forebay_spark.store_writer import QUERY_RUNS, StoreWriter
 from forebay_spark.write import Write
@@ -84,7 +84,6 @@ class SinkWriter(DataStreamWriter):
     def __init__(self, df: DataFrame, write: Write) -> None:
         super().__init__(df)
         self._write_to = write
-        self._available_now = False
         self._name = write.writer.name
         self._checkpoint: str | None = None
         self.queryName(write.writer.name)
@@ -105,7 +104,7 @@ class SinkWriter(DataStreamWriter):
     def outputMode(self, outputMode: str) -> SinkWriter:
         """Update or append; complete mode, and what Spark does not support, is refused with ``SinkError``."""
         if outputMode.lower() not in ("update", "append"):
-            raise SinkError(complete_mode(self.store))
+            raise SinkError(plan.complete_mode(self.store))
         refusal = plan.mode_refusal(self._df, outputMode.lower())
         if refusal is not None:
             raise SinkError(
@@ -142,12 +141,6 @@ class SinkWriter(DataStreamWriter):
 
     foreachBatch = foreach = format = toTable = _elsewhere
 
-    def trigger(self, *args: Any, **options: Any) -> SinkWriter:
-        """The query's trigger, as for Spark's own writer."""
-        super().trigger(*args, **options)
-        self._available_now = bool(options.get("availableNow"))
-        return self
-
     def start(
         self,
         path: str | None = None,
@@ -173,13 +166,10 @@ class SinkWriter(DataStreamWriter):
         query_id = continued_query(self._df.sparkSession, location)
         if query_id is not None:
             self._go_on(query_id, location)
-        holds_records_back = plan.holds_records_back(plan.analysed(self._df))
-        begun_ms = time.time_ns() // 1_000_000
         query = super().start(partitionBy=partitionBy)
-        run, _ = QUERY_RUNS.enter(str(query.id), str(query.runId))
-        run.as_of_limit_ms = begun_ms if self._available_now else None
-        run.holds_records_back = holds_records_back
+        run = QUERY_RUNS.enter(str(query.id), str(query.runId))
         run.writers[self._write_to.writer.output] = self._write_to.writer
+        follow(run, query._jsq.streamingQuery())
         return query
 
     def _go_on(self, query_id: str, location: str) -> None:
@@ -201,11 +191,3 @@ class SinkWriter(DataStreamWriter):
             "from nothing and write that over what the store has. Set .option('checkpointLocation', …), or "
             "spark.sql.streaming.checkpointLocation for all queries of the session."
         )
-
-
-def complete_mode(what: str) -> str:
-    """Why a query in complete mode is not written."""
-    return (
-        f"{what!r}: the output mode 'complete' would write every key in every batch and never report deletions; "
-        "use 'update' or 'append'."
-    )

@@ -29,15 +29,16 @@ Output = tuple[str, str, str]
 
 @dataclass
 class QueryRun:
-    """One run of a query, from its start to its end, and what it writes.
-
-    ``as_of_limit_ms`` is when it was started, if it asks its sources for their offsets only then; negative if that
-    is not known.
-    """
+    """One run of a query, from its start to its end, and what it writes."""
 
     query_id: str
     run_id: str
+    started_ms: int = -1
+    """When it was started, before it asked its sources for anything; negative if that is not known."""
+    is_followed: bool = False
+    """Whether it has heartbeats, and what is below is known of it."""
     as_of_limit_ms: int | None = None
+    """When it was started, if it asks its sources for their offsets only then."""
     holds_records_back: bool = False
     """Whether it may be idle although its sources have something new."""
     writers: dict[Output, StoreWriter] = field(default_factory=dict)
@@ -55,17 +56,16 @@ class QueryRuns:
         self._runs: dict[str, QueryRun] = {}
 
     def of(self, query_id: str) -> QueryRun | None:
-        """The newest run of a query that has written something, or that is to."""
+        """The newest run of a query, None if none was entered."""
         return self._runs.get(query_id)
 
-    def enter(self, query_id: str, run_id: str) -> tuple[QueryRun, bool]:
-        """The run of this id, and whether it is new."""
+    def enter(self, query_id: str, run_id: str) -> QueryRun:
+        """The run of this id, which is new unless it is the newest."""
         with self._lock:
-            known = self._runs.get(query_id)
-            if known is not None and known.run_id == run_id:
-                return known, False
-            self._runs[query_id] = run = QueryRun(query_id, run_id)
-            return run, True
+            run = self._runs.get(query_id)
+            if run is None or run.run_id != run_id:
+                run = self._runs[query_id] = QueryRun(query_id, run_id)
+            return run
 
 
 QUERY_RUNS = QueryRuns()

@@ -6,11 +6,13 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from forebay.errors import ForebayError, SinkError
 from forebay_spark.executor import BatchId
+from forebay_spark.heartbeats import follow
 from forebay_spark.records import RecordColumns
 from forebay_spark.store_writer import QUERY_RUNS, QueryRun, StoreWriter
 
@@ -28,9 +30,8 @@ class Write:
 
     def batch(self, df: DataFrame, batch_id: int) -> None:
         """Write one micro-batch, then a heartbeat to every partition; raises ``SinkError``."""
-        run, _ = current_run(df)
-        with attempt(run, self.writer, batch_id):
-            self.append(self.records.of(df), run.query_id, batch_id)
+        with attempt(df, self.writer, batch_id) as query_id:
+            self.append(self.records.of(df), query_id, batch_id)
 
     def append(self, records: DataFrame, query_id: str, batch_id: int) -> None:
         """The part of ``batch`` that a batch may fail at."""
@@ -46,11 +47,16 @@ class Write:
 
 
 @contextlib.contextmanager
-def attempt(run: QueryRun, writer: StoreWriter, batch_id: int) -> Iterator[None]:
-    """An attempt at a run's batch; raises ``SinkError`` if it was already written, or an earlier one was not."""
-    store = writer.spec.name
+def attempt(df: DataFrame, writer: StoreWriter, batch_id: int) -> Iterator[str]:
+    """An attempt at a batch of the query whose micro-batch this is; yields the query's id.
+
+    Raises ``SinkError`` outside of a query, and if the batch was already written, or an earlier one was not.
+    """
+    run, store = _current_run(df.sparkSession), writer.spec.name
     run.writers[writer.output] = writer
     try:
+        if not run.is_followed:
+            follow(run, _execution(df.sparkSession, run.query_id))
         if run.written.get(writer.output) == batch_id:
             raise SinkError(
                 f"{store}: batch {batch_id} was already written under the writer {writer.name!r}, and two writes "
@@ -62,7 +68,7 @@ def attempt(run: QueryRun, writer: StoreWriter, batch_id: int) -> Iterator[None]
                 f"{store}: batch {failed} was not written, and batch {batch_id} would leave its rows out. Let the "
                 "error end the query, so that Spark repeats that batch when it is started again."
             )
-        yield
+        yield run.query_id
     except BaseException as error:
         run.failed.setdefault(writer.output, batch_id)
         if isinstance(error, ForebayError):
@@ -73,14 +79,20 @@ def attempt(run: QueryRun, writer: StoreWriter, batch_id: int) -> Iterator[None]
     run.failed.pop(writer.output, None)
 
 
-def current_run(df: DataFrame) -> tuple[QueryRun, bool]:
-    """The run whose micro-batch is being written, and whether it is new; raises ``SinkError`` outside of one."""
-    context = df.sparkSession.sparkContext
-    query_id = context.getLocalProperty("sql.streaming.queryId")
+def _current_run(session: SparkSession) -> QueryRun:
+    """The run whose micro-batch is being written; raises ``SinkError`` outside of one."""
+    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
     if query_id is None:
         raise SinkError(
             "The sink writes the micro-batches of streaming queries: use sink.write(…).start(), or "
             "sink.write_batch(…) within foreachBatch."
         )
     # Spark names the job group of a run by its id.
-    return QUERY_RUNS.enter(query_id, context.getLocalProperty("spark.jobGroup.id") or "")
+    return QUERY_RUNS.enter(query_id, session.sparkContext.getLocalProperty("spark.jobGroup.id") or "")
+
+
+def _execution(session: SparkSession, query_id: str) -> Any:
+    """What executes a query, in whatever session: a batch's own is a copy of the one that it was started in."""
+    assert session._jvm is not None
+    running = session._jsparkSession.sharedState().activeStreamingQueries()
+    return running.get(session._jvm.java.util.UUID.fromString(query_id))

@@ -782,6 +782,24 @@ def test_foreach_batch_writes_several_stores(spark, sink, tmp_path, monkeypatch)
     assert laid_out == ["latest", "by_number"]
 
 
+def test_foreach_batch_has_heartbeats_in_any_session(spark, sink, tmp_path):
+    """Also in one that the sink does not know, and that is not the default one."""
+    another = spark.newSession()
+    another.conf.set("spark.sql.streaming.noDataProgressEventInterval", "100")
+    source = Source(another, tmp_path / "in", "k string, n int")
+    source.add({"k": "a", "n": 1})
+
+    def outputs(batch: Any, batch_id: int) -> None:
+        sink.write_batch(batch, batch_id, "latest", key="k")
+
+    writer = source.df.writeStream.foreachBatch(outputs)
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        wait_until(lambda: as_ofs(sink), "a heartbeat of the idle query")
+    finally:
+        query.stop()
+
+
 def test_fill_is_applied_once_per_name(spark, sink, tmp_path, monkeypatch):
     """A snapshot deletes what it lacks, within what is meant."""
     from forebay.spark import FillResult
