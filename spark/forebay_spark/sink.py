@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Unpack, get_args
 
-import pyspark
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
@@ -31,7 +30,6 @@ from forebay_spark.sink_writer import SinkWriter
 from forebay_spark.store_writer import QUERY_RUNS, SinkLog, StoreWriter
 from forebay_spark.write import Write, attempt
 
-_MIN_SPARK = (4, 0)
 _BY_VALUE = (record_headers, record_orders, checksums, log_file, writers, batches, executor)
 
 
@@ -47,8 +45,6 @@ class Sink:
     """
 
     def __init__(self, topology: str | Path | Topology, *, changelog: str, create_topics: bool = True) -> None:
-        if tuple(int(part) for part in pyspark.__version__.split(".")[:2]) < _MIN_SPARK:
-            raise SinkError(f"forebay needs Spark 4.0 or later; this is {pyspark.__version__}.")
         self.topology = topology if isinstance(topology, Topology) else load_topology(topology)
         self._changelog = open_changelog(changelog)
         self._log = SinkLog(self._changelog, self.topology.stores.values())
