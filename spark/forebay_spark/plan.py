@@ -8,9 +8,6 @@ from typing import Any
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
-TIME_WINDOW = "spark.timeWindow"
-SESSION_WINDOW = "spark.sessionWindow"
-"""Spark's marks in the metadata of a column made by ``window()`` or ``session_window()``."""
 _SOURCE = "StreamingRelationV2"
 _MIN_RECORDS = "minOffsetsPerTrigger"
 _ROW_BY_ROW = ("Project", "Filter", "SubqueryAlias")

@@ -54,9 +54,9 @@ class RecordColumns:
     def _parts(self) -> list[Column]:
         layout = self.layout
         parts = [_checked(layout, _plain_key(layout)).alias("plain"), _value(layout).alias("value")]
-        suffix = columns_of(layout.spec).suffix(layout)
-        if suffix is not None:
-            parts.append(F.coalesce(suffix, _refused(layout, _suffix_refusal(layout), "binary")).alias("suffix"))
+        if suffix := columns_of(layout.spec).suffix:
+            refusal = _refused(layout, _suffix_refusal(layout), "binary")
+            parts.append(F.coalesce(suffix(layout), refusal).alias("suffix"))
         if layout.spec.store_kind.keeps_versions:
             valid_from = F.unix_millis(F.col(quoted(layout.chosen.order_by[0])))
             refusal = _refused(layout, _timestamp_refusal(layout), "long")
