@@ -55,12 +55,13 @@ class RecordColumns:
         layout = self.layout
         parts = [_checked(layout, _plain_key(layout)).alias("plain"), _value(layout).alias("value")]
         if suffix := columns_of(layout.spec).suffix:
-            refusal = _refused(layout, _suffix_refusal(layout), "binary")
+            refusal = _refused(layout, _null_suffix(layout), "binary")
             parts.append(F.coalesce(suffix(layout), refusal).alias("suffix"))
         if layout.spec.store_kind.keeps_versions:
-            valid_from = F.unix_millis(F.col(quoted(layout.chosen.order_by[0])))
-            refusal = _refused(layout, _timestamp_refusal(layout), "long")
-            parts.append(F.coalesce(valid_from, refusal).alias("timestamp_ms"))
+            [name] = layout.chosen.order_by
+            what = f"valid-from (column {name!r}, which order_by= names)"
+            refusal = _refused(layout, _null(what, ", or give them a time from which they are valid"), "long")
+            parts.append(F.coalesce(F.unix_millis(F.col(quoted(name))), refusal).alias("timestamp_ms"))
         orders = zip(layout.chosen.order_by, layout.order_names, strict=True)
         return parts + [_order(layout, *names) for names in orders]
 
@@ -167,8 +168,9 @@ def _json_number(layout: Layout, part: Column, kind: T.DataType) -> Column:
 
 def _checked(layout: Layout, key: Column) -> Column:
     """The key, unless it is null, reserved or unreadable."""
+    names = f"key (column {', '.join(map(repr, layout.chosen.key))})"
     cases = [
-        (key.isNull(), _null_key(layout)),
+        (key.isNull(), _null(names, ", or choose null_keys='drop' or, for the key codec json, 'keep'")),
         (
             F.startswith(key, F.lit(heartbeat_key(""))),
             "A row's key is reserved for heartbeats (it begins with NUL, 'forebay-heartbeat', NUL).",
@@ -209,35 +211,19 @@ def _order(layout: Layout, name: str, alias: str) -> Column:
     return (F.monotonically_increasing_id() if emitted else F.col(quoted(name))).alias(alias)
 
 
-def _null_key(layout: Layout) -> str:
-    shown = ", ".join(map(repr, layout.chosen.key))
-    return (
-        f"A row has a null key (column {shown}). Filter such rows before the sink, or choose null_keys='drop' or, "
-        "for the key codec json, 'keep'."
-    )
+def _null(what: str, remedy: str = "") -> str:
+    return f"A row has a null {what}. Filter such rows before the sink{remedy}."
+
+
+def _null_suffix(layout: Layout) -> str:
+    if layout.spec.latest_by is None:
+        return _null(f"window or session (column {layout.window!r}), or one without a start or an end")
+    name = f"order (column {layout.spec.latest_by!r}, the store's latest_by)"
+    return _null(name, ", or give them the lowest order there is")
 
 
 def _unreadable(name: str) -> str:
     return (
         f"A row's key is not valid UTF-8 (column {name!r}), so nobody could ask for it. Filter such "
         'rows before the sink, or give the store the key codec "bytes".'
-    )
-
-
-def _suffix_refusal(layout: Layout) -> str:
-    if layout.spec.latest_by is not None:
-        return (
-            f"A row has a null order (column {layout.spec.latest_by!r}, the store's latest_by). Filter such rows "
-            "before the sink, or give them the lowest order there is."
-        )
-    return (
-        f"A row has a null window or session (column {layout.window!r}), or one without a start or an end. Filter "
-        "such rows before the sink."
-    )
-
-
-def _timestamp_refusal(layout: Layout) -> str:
-    return (
-        f"A row has a null valid-from (column {layout.chosen.order_by[0]!r}, which order_by= names). Filter such "
-        "rows before the sink, or give them a time from which they are valid."
     )
