@@ -91,12 +91,12 @@ def append_rows(target: Target) -> Callable[[Batches], Batches]:
 def append_partition(target: Target, partition: int, rows: Iterable[Row]) -> pa.RecordBatch:
     """Append a partition's rows and their marker in one transaction, as ``append_batch`` does.
 
-    Returns a row with the partition, and whether the rows are new to it. Raises ``WriteRefused``.
+    Returns a row with the partition. Raises ``WriteRefused``.
     """
     check_directory(target.directory, target.directory_id, target.driver_host, socket.gethostname())
     path, batch = partition_path(target.directory, target.topic, partition), target.batch
     try:
-        written = append_batch(
+        append_batch(
             path,
             rows,
             writer=batch.writer,
@@ -113,9 +113,7 @@ def append_partition(target: Target, partition: int, rows: Iterable[Row]) -> pa.
             f"The log {path} cannot be written: {error}. Is its disk full or read-only, the file gone, or "
             f"another process writing to it for {PATIENCE_S} seconds? Mend that, and start the query again."
         ) from None
-    return pa.RecordBatch.from_pydict(
-        {"partition": pa.array([partition], pa.int32()), "is_new": pa.array([written.is_new], pa.bool_())}
-    )
+    return pa.RecordBatch.from_pydict({"partition": pa.array([partition], pa.int32())})
 
 
 def _forget_archives() -> None:

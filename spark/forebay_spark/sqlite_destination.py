@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -18,10 +17,7 @@ from forebay_changelog.sqlite.changelog import SqliteChangelog, naming
 from forebay_spark.destinations import refusing
 from forebay_spark.executor import END, BatchId, Target, append_partition, append_rows
 
-_WRITTEN = "partition int, is_new boolean"
 _HASH = (1 << 32) - 1
-Append = Callable[[Target], dict[int, bool]]
-"""Appends a batch's rows, each partition's in a transaction; returns whether those of each partition are new."""
 
 
 class SqliteDestination:
@@ -39,20 +35,20 @@ class SqliteDestination:
         """Any session will do; executors elsewhere notice it themselves and refuse."""
 
     def write(self, records: DataFrame, spec: StoreSpec, batch: BatchId) -> None:
-        """Write all records; raises ``SinkError``."""
-        rows = self._in_tasks(records, spec, batch)
-
-        def append(target: Target) -> dict[int, bool]:
-            written = refusing(spec, lambda: rows.mapInArrow(append_rows(target), _WRITTEN).collect())
-            return {row.partition: row.is_new for row in written}
-
+        """Write all records, or none of a repeated batch that a partition refuses; raises ``SinkError``."""
+        rows, target = self._in_tasks(records, spec, batch), self._target(spec, batch)
         if not self._repeats(spec, batch):
-            append(self._target(spec, batch))
+            _append(rows, spec, target)
             return
         # What is compared is what is written, even where the query would compute other rows each time.
         rows.persist()
         try:
-            self._replace(append, spec, batch)
+            # A partition that took other rows would refuse those of the first attempt, so all are compared first.
+            dry_run = replace(target, dry_run=True)
+            for partition in sorted(set(range(spec.partitions)) - _append(rows, spec, dry_run)):
+                # Where this attempt has no rows, an earlier one may have had some.
+                refusing(spec, partial(append_partition, dry_run, partition, ()))
+            _append(rows, spec, target)
         finally:
             rows.unpersist()
 
@@ -71,7 +67,7 @@ class SqliteDestination:
     def _placing(self, session: SparkSession, tasks: int) -> tuple[list[Column], DataFrame]:
         """Columns that shuffle rows to their tasks and sort them there, and the row that ends those of each."""
         if tasks not in self._placings:
-            hashed = F.array(*map(F.lit, hashed_to(session, tasks)))
+            hashed = F.array(*map(F.lit, _hashed_to(session, tasks)))
             # One number to sort by, which hardly two keys share: to compare all of two rows takes much longer.
             place = F.shiftleft(F.col("partition").cast("long"), 32).bitwiseOR(F.xxhash64("key").bitwiseAND(_HASH))
             ends = session.range(0, tasks, 1, 1).select(
@@ -82,20 +78,6 @@ class SqliteDestination:
             )
             self._placings[tasks] = [hashed[F.col("partition") % tasks].alias("task"), place.alias("place")], ends
         return self._placings[tasks]
-
-    def _replace(self, append: Append, spec: StoreSpec, batch: BatchId) -> None:
-        """Append a batch that is repeated, unless one of its partitions refuses: then none is written.
-
-        Why all are compared first: a partition that took other rows would refuse those of the first attempt.
-        """
-        target = self._target(spec, batch)
-        dry_run = replace(target, dry_run=True)
-        are_new = append(dry_run)
-        for partition in sorted(set(range(spec.partitions)) - are_new.keys()):
-            # Where this attempt has no rows, an earlier one may have had some.
-            refusing(spec, partial(append_partition, dry_run, partition, ()))
-        if any(are_new.values()):
-            append(target)
 
     def _target(self, spec: StoreSpec, batch: BatchId) -> Target:
         return Target(
@@ -120,14 +102,15 @@ class SqliteDestination:
         return False
 
 
-def hashed_to(session: SparkSession, tasks: int) -> tuple[int, ...]:
+def _append(rows: DataFrame, spec: StoreSpec, target: Target) -> set[int]:
+    """Append rows, each partition's in a transaction; returns the partitions that have any."""
+    written = refusing(spec, lambda: rows.mapInArrow(append_rows(target), "partition int").collect())
+    return {row.partition for row in written}
+
+
+def _hashed_to(session: SparkSession, tasks: int) -> list[int]:
     """For each of this many tasks, a number that Spark's hash shuffles to it."""
-    found: dict[int, int] = {}
-    count = 8 * tasks + 64
-    while len(found) < tasks:
-        (row,) = session.sql(
-            f"SELECT transform(sequence(0, {count}), n -> pmod(hash(n), {tasks})) AS tasks"
-        ).collect()
-        found = {task: number for number, task in enumerate(row.tasks)}
-        count *= 2
-    return tuple(found[task] for task in range(tasks))
+    # Of so many numbers, none at all is a task's with a chance of one in e^64.
+    numbers = f"transform(sequence(0, {64 * tasks}), n -> pmod(hash(n), {tasks}))"
+    [row] = session.sql(f"SELECT {numbers} AS tasks").collect()
+    return [row.tasks.index(task) for task in range(tasks)]

@@ -1122,7 +1122,7 @@ print([written.to_pylist() for written in function([batch])])
     # A copy of this environment's path without the project: editable installs put finders in site-packages.
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "'partition': 1, 'is_new': True" in done.stdout
+    assert "{'partition': 1}" in done.stdout
     assert log_of(sink, "latest")[1][0][1:] == (b"k", b"1", 5, False)
 
 

@@ -56,7 +56,7 @@ def test_rows_that_end_before_their_end_are_not_kept(target):
         assert records(target, 0) == (partitions.count(0) if 1 in partitions else 0)
         assert records(target, 1) == 0
     written = [row for batch in append_rows(target)(batches) for row in batch.to_pylist()]
-    assert written == [{"partition": 0, "is_new": False}, {"partition": 1, "is_new": True}]
+    assert written == [{"partition": 0}, {"partition": 1}]
     assert records(target, 0) + records(target, 1) == 20
 
 
