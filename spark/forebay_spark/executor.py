@@ -13,9 +13,9 @@ import sys
 import zipimport
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from forebay.record_orders import split_order
 from forebay_changelog.sqlite.batches import append_batch
@@ -24,6 +24,8 @@ from forebay_changelog.sqlite.log_file import PATIENCE_S, Proof, WriteRefused, c
 Batches = Iterator["pa.RecordBatch"]
 Row = tuple[bytes, bytes | None, int]
 """Key, value and timestamp in epoch milliseconds."""
+PlacedRow = tuple[int, bytes, bytes | None, int]
+"""The same after its partition."""
 
 END = (1 << 31) - 1
 """The partition of the row that follows a task's last one. If a task is cancelled, Spark ends its rows between two
@@ -75,15 +77,8 @@ def append_rows(target: Target) -> Callable[[Batches], Batches]:
 
     def run(batches: Batches) -> Batches:
         _forget_archives()
-        for partition, pieces in itertools.groupby(_pieces(batches), key=lambda piece: piece[0]):
-            checked = _checked((batch for _, batch in pieces), target)
-            yield append_partition(target, partition, itertools.chain.from_iterable(map(rows, checked)))
-
-    def rows(batch: pa.RecordBatch) -> Iterable[Row]:
-        times: Iterable[int] = itertools.repeat(target.timestamp_ms or 0, len(batch))
-        if target.timestamp_ms is None:
-            times = batch.column("timestamp_ms").to_pylist()
-        return zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), times, strict=True)
+        for partition, rows in itertools.groupby(_placed(batches, target), key=itemgetter(0)):
+            yield append_partition(target, partition, map(itemgetter(1, 2, 3), _checked(rows, target)))
 
     return run
 
@@ -128,48 +123,34 @@ def _forget_archives() -> None:
             del sys.path_importer_cache[path]
 
 
-def _pieces(batches: Batches) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """All rows, those of one partition at a time; raises ``EOFError`` after the last one if more should follow."""
+def _placed(batches: Batches, target: Target) -> Iterator[PlacedRow]:
+    """All rows; raises ``EOFError`` after the last one if more should follow."""
     partition = END
     for batch in batches:
-        runs, start = pc.run_end_encode(batch.column("partition")), 0
-        for partition, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        times: Iterable[int] = itertools.repeat(target.timestamp_ms or 0)
+        if target.timestamp_ms is None:
+            times = batch.column("timestamp_ms").to_pylist()
+        columns = (batch.column(name).to_pylist() for name in ("partition", "key", "value"))
+        for row in zip(*columns, times, strict=False):
+            partition = row[0]
             if partition != END:
-                yield partition, batch.slice(start, end - start)
-            start = end
+                yield row
     if partition != END:
         raise EOFError("The task was cancelled; nothing of what it wrote is kept.")
 
 
-def _checked(batches: Iterable[pa.RecordBatch], target: Target) -> Iterator[pa.RecordBatch]:
+def _checked(rows: Iterable[PlacedRow], target: Target) -> Iterator[PlacedRow]:
     """A partition's rows: several of one key are refused with ``WriteRefused``, unless ordered.
 
     Equal rows of one order are no repetition, and written once: sources deliver again.
     """
-    before: pa.RecordBatch | None = None
-    for batch in batches:
-        if target.batch.order:
-            yield batch
-            continue
-        keys, values = (_chained(before, batch, name) for name in ("key", "value"))
-        repeats = pc.equal(keys[1:], keys[:-1])
-        before = batch.slice(len(batch) - 1)
-        if not pc.any(repeats).as_py():
-            yield batch
-            continue
-        equal = pc.fill_null(pc.equal(values[1:], values[:-1]), False)
-        equal = pc.or_(equal, pc.and_(pc.is_null(values[1:]), pc.is_null(values[:-1])))
-        at = pc.index(pc.and_(repeats, pc.invert(equal)) if target.latest else repeats, True).as_py()
-        if at >= 0:
-            raise several_rows(keys[at].as_py(), target.batch.number, target.batch.writer, target.latest)
-        is_new = pc.invert(repeats)
-        # The first of all rows has none before it.
-        yield batch.filter(is_new if len(is_new) == len(batch) else pa.concat_arrays([pa.array([True]), is_new]))
-
-
-def _chained(before: pa.RecordBatch | None, batch: pa.RecordBatch, name: str) -> pa.Array:
-    column = batch.column(name)
-    return column if before is None else pa.concat_arrays([before.column(name), column])
+    key = value = None
+    for row in rows:
+        if row[1] != key or target.batch.order:
+            yield row
+        elif not target.latest or row[2] != value:
+            raise several_rows(row[1], target.batch.number, target.batch.writer, target.latest)
+        _, key, value, _ = row
 
 
 def several_rows(key: bytes, batch_id: int, write_name: str, latest: bool) -> WriteRefused:
