@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQueryManager
 from forebay.errors import ForebayError, SinkError
 from forebay.logs import LogThrottle
 from forebay_spark.plan import complete_mode, holds_records_back
-from forebay_spark.store_writer import QUERY_RUNS, QueryRun, beat_run
+from forebay_spark.store_writer import QUERY_RUNS, QueryRun, beat_run, query_run
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class HeartbeatListener:
 
     def onQueryStarted(self, event: Any) -> None:
         """Spark calls this before it asks the sources for their offsets."""
-        run = QUERY_RUNS.enter(str(event.id()), str(event.runId()))
+        run = query_run(str(event.id()), str(event.runId()))
         run.started_ms = epoch_ms_of(event.timestamp())
 
     def onQueryProgress(self, event: Any) -> None:
@@ -162,7 +162,7 @@ def follow(run: QueryRun, execution: Any) -> None:
 
 
 def _beat(query_id: str, as_of_ms: int | None, batch_id: int) -> None:
-    run = QUERY_RUNS.of(query_id)
+    run = QUERY_RUNS.get(query_id)
     if run is not None and run.is_followed:
         try:
             beat_run(run, as_of_ms, batch_id)

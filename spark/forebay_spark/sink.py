@@ -27,7 +27,7 @@ from forebay_spark.kind_columns import columns_of
 from forebay_spark.plan import has_one_row_a_key
 from forebay_spark.records import RecordColumns, kafka_records
 from forebay_spark.sink_writer import SinkWriter
-from forebay_spark.store_writer import QUERY_RUNS, SinkLog, StoreWriter
+from forebay_spark.store_writer import SinkLog, StoreWriter, query_run
 from forebay_spark.write import Write, attempt
 
 _BY_VALUE = (record_headers, record_orders, checksums, log_file, writers, batches, executor)
@@ -205,7 +205,7 @@ class Sink:
             raise SinkError(
                 "Heartbeats need a classic Spark session: through Spark Connect, the age of the store is unknown."
             )
-        run = QUERY_RUNS.enter(str(query.id), str(query.runId))
+        run = query_run(str(query.id), str(query.runId))
         follow(run, query._jsq.streamingQuery())
         store_writer = StoreWriter(self._log, spec, writer or store, begins_here=True)
         run.writers.setdefault(store_writer.output, store_writer)

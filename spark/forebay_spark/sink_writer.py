@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ from forebay_spark.bootstrap_check import state_mismatch
 from forebay_spark.columns import Layout
 from forebay_spark.heartbeats import follow
 from forebay_spark.kind_columns import columns_of
-from forebay_spark.store_writer import QUERY_RUNS, StoreWriter
+from forebay_spark.store_writer import StoreWriter, query_run
 from forebay_spark.write import Write
 from forebay_tap.mapping import TableMapping
 from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
@@ -40,11 +41,8 @@ def continued_query(session: SparkSession, location: str) -> str | None:
         return None
     if not any(status.getPath().getName().isdigit() for status in file_system.listStatus(commits)):
         return None
-    stream = file_system.open(metadata)
-    try:
+    with contextlib.closing(file_system.open(metadata)) as stream:
         return str(json.loads(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))["id"])
-    finally:
-        stream.close()
 
 
 def bootstrap(writer: StoreWriter, layout: Layout, location: str, mode: str) -> None:
@@ -167,7 +165,7 @@ class SinkWriter(DataStreamWriter):
         if query_id is not None:
             self._go_on(query_id, location)
         query = super().start(partitionBy=partitionBy)
-        run = QUERY_RUNS.enter(str(query.id), str(query.runId))
+        run = query_run(str(query.id), str(query.runId))
         run.writers[self._write_to.writer.output] = self._write_to.writer
         follow(run, query._jsq.streamingQuery())
         return query

@@ -48,27 +48,18 @@ class QueryRun:
     """The batch that could not be written and was not repeated since."""
 
 
-class QueryRuns:
-    """By query, its newest run: one started again, perhaps with another sink, takes the place of what it was."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._runs: dict[str, QueryRun] = {}
-
-    def of(self, query_id: str) -> QueryRun | None:
-        """The newest run of a query, None if none was entered."""
-        return self._runs.get(query_id)
-
-    def enter(self, query_id: str, run_id: str) -> QueryRun:
-        """The run of this id, which is new unless it is the newest."""
-        with self._lock:
-            run = self._runs.get(query_id)
-            if run is None or run.run_id != run_id:
-                run = self._runs[query_id] = QueryRun(query_id, run_id)
-            return run
+QUERY_RUNS: dict[str, QueryRun] = {}
+"""By query, its newest run: one started again, perhaps with another sink, takes the place of what it was."""
+_LOCK = threading.Lock()
 
 
-QUERY_RUNS = QueryRuns()
+def query_run(query_id: str, run_id: str) -> QueryRun:
+    """The run of this id, which is new unless it is its query's newest."""
+    with _LOCK:
+        run = QUERY_RUNS.get(query_id)
+        if run is None or run.run_id != run_id:
+            run = QUERY_RUNS[query_id] = QueryRun(query_id, run_id)
+        return run
 
 
 class Compaction:

@@ -14,7 +14,7 @@ from forebay.errors import ForebayError, SinkError
 from forebay_spark.executor import BatchId
 from forebay_spark.heartbeats import follow
 from forebay_spark.records import RecordColumns
-from forebay_spark.store_writer import QUERY_RUNS, QueryRun, StoreWriter
+from forebay_spark.store_writer import QueryRun, StoreWriter, query_run
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def _current_run(session: SparkSession) -> QueryRun:
             "sink.write_batch(…) within foreachBatch."
         )
     # Spark names the job group of a run by its id.
-    return QUERY_RUNS.enter(query_id, session.sparkContext.getLocalProperty("spark.jobGroup.id") or "")
+    return query_run(query_id, session.sparkContext.getLocalProperty("spark.jobGroup.id") or "")
 
 
 def _execution(session: SparkSession, query_id: str) -> Any:

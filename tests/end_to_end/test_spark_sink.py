@@ -1058,7 +1058,7 @@ def beat_after_batch(query: Any, as_of_ms: int) -> None:
     """Have the heartbeat written that follows a batch which left no backlog."""
     from forebay_spark.store_writer import QUERY_RUNS, beat_run
 
-    beat_run(QUERY_RUNS.of(str(query.id)), as_of_ms, 1)
+    beat_run(QUERY_RUNS[str(query.id)], as_of_ms, 1)
 
 
 def said_position(sink: Any) -> dict[TopicPartition, int]:

@@ -386,7 +386,7 @@ def test_source_that_holds_records_back_is_recognised(spark, sink, cluster, tmp_
     try:
         sink.heartbeats(theirs, "latest", writer="theirs")
         for query in (ours, theirs):
-            assert QUERY_RUNS.of(str(query.id)).holds_records_back is holds_back
+            assert QUERY_RUNS[str(query.id)].holds_records_back is holds_back
     finally:
         ours.stop()
         theirs.stop()
