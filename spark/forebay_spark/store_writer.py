@@ -13,13 +13,11 @@ from forebay.position import Position, encode_position, later_position, log_dige
 from forebay.store_spec import StoreSpec
 from forebay.unproven import UnprovenRanges
 from forebay_changelog import Changelog, Heartbeat
+from forebay_changelog.due_compaction import DueCompaction
 from forebay_spark.destinations import open_destination
 
 log = logging.getLogger(__name__)
 
-_INTERVAL_S = 600.0
-_SHARE = 0.02
-"""The most of the time that compaction takes: it reads whole logs, however little is new."""
 _PATIENCE_S = 120.0
 """How long a batch waits for its log: as long as Kafka's own producers do (``delivery.timeout.ms``)."""
 _PAUSE_S = 1.0
@@ -62,46 +60,13 @@ def query_run(query_id: str, run_id: str) -> QueryRun:
         return run
 
 
-class Compaction:
-    """Compacts the logs of some stores now and then, one after the other."""
-
-    def __init__(self, changelog: Changelog, specs: Iterable[StoreSpec]) -> None:
-        possible = ((spec, changelog.compactor(spec)) for spec in specs)
-        self._compactors = [(spec, compactor) for spec, compactor in possible if compactor is not None]
-        self._pause_s, self._due = _INTERVAL_S, time.monotonic()
-        self._thread: threading.Thread | None = None
-
-    def begin_if_due(self) -> None:
-        """Begin if compaction is due, and the last one is over."""
-        is_running = self._thread is not None and self._thread.is_alive()
-        if self._compactors and not is_running and time.monotonic() >= self._due:
-            # In a separate thread: heartbeats must not wait for it, but a job that ends soon does.
-            self._thread = threading.Thread(target=self._compact, name="forebay-compaction", daemon=False)
-            self._thread.start()
-
-    def _compact(self) -> None:
-        begun, some = time.monotonic(), False
-        for spec, compactor in self._compactors:
-            try:
-                compacted_ms = compactor.compacted_ms(spec.topic)
-                # This or another job may have done it recently; checked once every interval.
-                if compacted_ms is None or time.time() - compacted_ms / 1000 >= self._pause_s / 2:
-                    compactor.compact(spec)
-                    some = True
-            except Exception:
-                log.exception("the log of %s could not be compacted; it will be retried", spec.name)
-        if some:
-            self._pause_s = max(_INTERVAL_S, (time.monotonic() - begun) / _SHARE)
-        self._due = begun + self._pause_s
-
-
 class SinkLog:
     """The changelog that a sink writes to, how far it has written each store's, and the compaction of all."""
 
     def __init__(self, changelog: Changelog, specs: Iterable[StoreSpec]) -> None:
         self.changelog = changelog
         self.destination = open_destination(changelog)
-        self.compaction = Compaction(changelog, specs)
+        self.compaction = DueCompaction(changelog, specs)
         self._lock = threading.Lock()
         self._positions: dict[str, str] = {}
 

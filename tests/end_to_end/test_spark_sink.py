@@ -273,8 +273,8 @@ def test_a_batch_that_is_repeated_leaves_the_same_log(spark, sink, tmp_path):
 
 def test_a_query_that_is_never_without_backlog_is_compacted_too(spark, sink, tmp_path, monkeypatch):
     # The file source never says what there is still to come.
-    monkeypatch.setattr("forebay_spark.store_writer._INTERVAL_S", 0.0)
-    monkeypatch.setattr("forebay_spark.store_writer._SHARE", 1.0)
+    monkeypatch.setattr("forebay_changelog.due_compaction._INTERVAL_S", 0.0)
+    monkeypatch.setattr("forebay_changelog.due_compaction._SHARE", 1.0)
     at_once = functools.partial(sink._changelog.compact, limits=CompactionLimits(0, 0))
     monkeypatch.setattr(sink._changelog, "compact", at_once)
     source = Source(spark, tmp_path / "in", "k string, n bigint")

@@ -1,16 +1,14 @@
 """How often a job compacts the SQLite logs that it writes."""
 
+import math
 import time
 from types import SimpleNamespace
 
-import pytest
-
 from forebay.store_spec import StoreSpec
+from forebay_changelog.due_compaction import DueCompaction
 from forebay_changelog.sqlite.changelog import SqliteChangelog
 from forebay_changelog.sqlite.compaction import CompactionLimits
 from tests.support.cluster import wait_until
-
-pytestmark = pytest.mark.spark
 
 SLOW, QUICK = (StoreSpec(name, "key-value", "string", "json", "murmur2", name, 1) for name in ("slow", "quick"))
 
@@ -29,10 +27,8 @@ class Clock:
 
 
 def test_slow_logs_are_compacted_less_often(tmp_path, monkeypatch):
-    from forebay_spark.store_writer import Compaction
-
     clock = Clock()
-    monkeypatch.setattr("forebay_spark.store_writer.time", clock)
+    monkeypatch.setattr("forebay_changelog.due_compaction.time", clock)
     changelog = SqliteChangelog(tmp_path)
     for spec in (SLOW, QUICK):
         changelog.ensure(spec)
@@ -44,13 +40,13 @@ def test_slow_logs_are_compacted_less_often(tmp_path, monkeypatch):
         compacted.append(spec.name)
 
     compactor = SimpleNamespace(compacted_ms=changelog.compacted_ms, compact=compact)
-    compaction = Compaction(SimpleNamespace(compactor=lambda spec: compactor), (SLOW, QUICK))
+    compaction = DueCompaction(SimpleNamespace(compactor=lambda spec: compactor), (SLOW, QUICK))
 
     def compacted_after(passed_s: float) -> list[str]:
         clock.passed_s += passed_s
         compacted.clear()
         compaction.begin_if_due()
-        wait_until(lambda: compaction._thread is None or not compaction._thread.is_alive(), "the end")
+        wait_until(lambda: compaction._due < math.inf, "the end")
         return list(compacted)
 
     assert compacted_after(0) == ["slow", "quick"]
