@@ -21,7 +21,7 @@ from bench.records import records
 
 from forebay.store_spec import StoreSpec
 from forebay.topology_file import load_topology
-from forebay_changelog.backend import open_changelog
+from forebay_changelog.base import open_changelog
 from tests.support.logs import KafkaLog, Row, SqliteLog
 
 _TURN_S = 0.01

@@ -1,7 +1,6 @@
 """Changelogs: the logs that hold the truth about every store's content."""
 
-from forebay_changelog.backend import open_changelog
-from forebay_changelog.base import Batch, Changelog, Consumer, Heartbeat, ReadFailure, Record, Wake
+from forebay_changelog.base import Batch, Changelog, Consumer, Heartbeat, ReadFailure, Record, Wake, open_changelog
 from forebay_changelog.record_headers import heartbeat_key
 
 __all__ = [

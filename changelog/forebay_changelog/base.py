@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from forebay.backend_registry import load_backend
 from forebay.errors import ChangelogError, TopicMissing
 from forebay.lag import EndOffset
 from forebay.log_epochs import EpochStart, OffsetAndEpoch, epoch_before
@@ -59,6 +60,14 @@ A plain tuple, as the database returns it: a class of its own would halve the sp
 Rows = Mapping[int, Iterable[tuple[bytes, bytes | None]]]
 """The keys and values of a batch by partition, in the order in which they are appended; None is a tombstone. They
 are read once."""
+
+CHANGELOG_ENTRY_POINTS = "forebay.changelogs"
+"""The entry points of functions ``(url: str, *, create: bool) -> Changelog``. Each is named after the scheme of
+its URLs, and raises as ``open_changelog`` does.
+
+A package that registers one here also registers its worker group in ``forebay.memberships``, and the way in which
+Spark writes it in ``forebay.destinations``, under the same name.
+"""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -353,6 +362,16 @@ class Changelog(Protocol):
 
     def reset(self, spec: StoreSpec) -> str:
         """Empty a store's topic and give it a new identity; every replica is rebuilt. Returns the identity."""
+
+
+def open_changelog(url: str, *, create: bool = True) -> Changelog:
+    """The changelog at a URL, such as ``sqlite:///DIR`` or ``kafka://HOST:PORT,…``.
+
+    Its scheme decides which installed backend opens it. Raises ``SettingError``, ``ExtraMissing`` if the
+    backend's packages are not installed, and without ``create`` ``ChangelogError`` if there is none.
+    """
+    changelog: Changelog = load_backend(CHANGELOG_ENTRY_POINTS, url, "changelog")(url, create=create)
+    return changelog
 
 
 def missing_external(spec: StoreSpec) -> TopicMissing:

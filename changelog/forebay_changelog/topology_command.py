@@ -14,8 +14,7 @@ from forebay.output import Output, json_output, quantity
 from forebay.store_spec import StoreSpec
 from forebay.topology import Topology
 from forebay.topology_file import load_topology
-from forebay_changelog.backend import open_changelog
-from forebay_changelog.base import Changelog
+from forebay_changelog.base import Changelog, open_changelog
 
 
 @click.group()
