@@ -22,8 +22,7 @@ class DueCompaction:
     """Compacts the logs of some stores, one after the other, whenever that is due."""
 
     def __init__(self, changelog: Changelog, specs: Iterable[StoreSpec]) -> None:
-        possible = ((spec, changelog.compactor(spec)) for spec in specs)
-        self._compactors = [(spec, compactor) for spec, compactor in possible if compactor is not None]
+        self._compactors = [(spec, one) for spec in specs if (one := changelog.compactor(spec)) is not None]
         self._pause_s, self._due = _INTERVAL_S, -math.inf
 
     def begin_if_due(self) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from forebay.errors import ChangelogError, ChangelogUnreachable
 from forebay.store_spec import StoreSpec
@@ -56,17 +55,11 @@ def records_to_end(changelog: Changelog, spec: StoreSpec) -> Iterator[tuple[int,
                 yield from ((partition, record) for record in batch.records if not record[4])
 
 
-class LastRecords(NamedTuple):
-    """The last records of a partition, and the offset after them."""
+def last_records(consumer: Consumer, tp: TopicPartition, count: int, end_offset: int) -> tuple[list[Record], int]:
+    """The last ``count`` records below or after an end, as many as there are, and the offset after them.
 
-    records: list[Record]
-    position: int
-
-
-def last_records(consumer: Consumer, tp: TopicPartition, count: int, end_offset: int) -> LastRecords:
-    """The last ``count`` records below or after an end, as many as there are; raises as ``batches_to_end``.
-
-    Why in ever wider steps: after compaction, or with transactions, offsets are missing.
+    Raises as ``batches_to_end``. Why in ever wider steps: after compaction, or with transactions, offsets are
+    missing.
     """
     reach = max(count, 1)
     while True:
@@ -77,7 +70,7 @@ def last_records(consumer: Consumer, tp: TopicPartition, count: int, end_offset:
             kept.extend(batch.records)
             position, beginning = batch.position, batch.beginning
         if len(kept) == count or start <= beginning:
-            return LastRecords(list(kept), position)
+            return list(kept), position
         reach *= _WIDER
 
 

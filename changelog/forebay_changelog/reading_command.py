@@ -69,7 +69,8 @@ def tail(
     spec = store_spec(loaded, store)
     topic_partitions = _topic_partitions(opened, spec, partition)
     directory = TemporaryDirectory(prefix="forebay-schemas-", ignore_cleanup_errors=True)
-    with directory as schemas, _consumer(opened, spec) as consumer:
+    reader = contextlib.closing(opened.consumer(headed=headed_topics([spec])))
+    with directory as schemas, reader as consumer:
         know_schemas(schema_registry, Path(schemas), _SCHEMA_WAIT_S)
         positions = {}
         for tp in topic_partitions:
@@ -133,7 +134,8 @@ def _log_document(opened: Changelog, spec: StoreSpec, partition: int | None) -> 
     found = []
     topic_partitions = _topic_partitions(opened, spec, partition)
     offsets = sum(opened.end_offsets(topic_partitions).values())
-    with _consumer(opened, spec, replay=True) as consumer, progress(f"reading {spec.name}", offsets) as advance:
+    reader = contextlib.closing(opened.consumer(replay=True, headed=headed_topics([spec])))
+    with reader as consumer, progress(f"reading {spec.name}", offsets) as advance:
         for tp in topic_partitions:
             statistics, position = LogStatistics(tp.partition), 0
             for batch in batches_to_end(consumer, tp):
@@ -155,15 +157,12 @@ def _tables(logs: list[dict[str, Any]]) -> Iterator[RenderableType]:
         for part in log["partitions"]:
             numbers = ("partition", "beginning", "end_offset", "records", "tombstones", "heartbeats")
             when = part["last_timestamp_ms"]
-            writers = ", ".join(f"{one['writer']} {_age(one)}" for one in part["writers"])
+            ages = {one["writer"]: one["age_ms"] for one in part["writers"]}
+            writers = ", ".join(f"{name} {'?' if ms is None else duration(ms)}" for name, ms in ages.items())
             table.add_row(
                 *(f"{part[name]:,}" for name in numbers), "" if when is None else time_text(when), writers
             )
         yield table
-
-
-def _age(writer: dict[str, Any]) -> str:
-    return "?" if writer["age_ms"] is None else duration(writer["age_ms"])
 
 
 def _topic_partitions(opened: Changelog, spec: StoreSpec, partition: int | None) -> list[TopicPartition]:
@@ -176,15 +175,6 @@ def _topic_partitions(opened: Changelog, spec: StoreSpec, partition: int | None)
         opened.ensure(spec, create=False)
     wanted = range(spec.partitions) if partition is None else [partition]
     return [TopicPartition(spec.topic, number) for number in wanted]
-
-
-@contextlib.contextmanager
-def _consumer(opened: Changelog, spec: StoreSpec, *, replay: bool = False) -> Iterator[Consumer]:
-    consumer = opened.consumer(replay=replay, headed=headed_topics([spec]))
-    try:
-        yield consumer
-    finally:
-        consumer.close()
 
 
 @dataclass

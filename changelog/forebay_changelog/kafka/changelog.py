@@ -127,7 +127,7 @@ class KafkaChangelog:
 
     def append_deletions(self, topic_partition: TopicPartition, keys: Sequence[tuple[bytes, int]]) -> int:
         try:
-            return append_deletions(self.kafka, *topic_partition, keys).next_offset
+            return append_deletions(self.kafka, *topic_partition, keys)[1]
         except KafkaException as error:
             why = error.args[0].str()
             raise ChangelogError(f"Nothing could be deleted from {topic_partition}: {why}.") from None

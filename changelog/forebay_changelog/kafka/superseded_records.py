@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -47,7 +47,7 @@ def append_tombstones(url: KafkaUrl, topic: str, partition: int) -> int:
                 )
                 scratch.execute("COMMIT")
         superseded = ((with_order(*row), 0) for row in scratch.execute(_SUPERSEDED))
-        return append_deletions(url, topic, partition, superseded).records
+        return append_deletions(url, topic, partition, superseded)[0]
 
 
 def _row(message: Message) -> tuple[bytes, int, bool] | None:
@@ -61,17 +61,12 @@ def _row(message: Message) -> tuple[bytes, int, bool] | None:
         return None
 
 
-class Appended(NamedTuple):
-    """How many records were appended, and the offset after the last one."""
-
-    records: int
-    next_offset: int
-
-
-def append_deletions(url: KafkaUrl, topic: str, partition: int, keys: Iterable[tuple[bytes, int]]) -> Appended:
+def append_deletions(
+    url: KafkaUrl, topic: str, partition: int, keys: Iterable[tuple[bytes, int]]
+) -> tuple[int, int]:
     """Append a tombstone for each key, with its timestamp in epoch milliseconds, 0 for now.
 
-    They are of no writer. Raises ``KafkaException``.
+    They are of no writer. Returns their number and the offset after the last one. Raises ``KafkaException``.
     """
     failures: list[KafkaError] = []
     next_offset = 0
@@ -99,4 +94,4 @@ def append_deletions(url: KafkaUrl, topic: str, partition: int, keys: Iterable[t
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
     if failures:
         raise KafkaException(failures[0])
-    return Appended(count, next_offset)
+    return count, next_offset

@@ -39,7 +39,8 @@ class WriterOwnership(NamedTuple):
 
 def take_ownership(url: KafkaUrl, topic: str, writer: str, query_id: str) -> WriterOwnership | None:
     """A query's claim to a name, None if a query that superseded it has it. Raises ``KafkaException``."""
-    last = _last_ownership(url, topic, writer)
+    heartbeat = _last_heartbeat(url, topic, writer).heartbeat
+    last = None if heartbeat is None else _ownership_of(heartbeat)
     if last is None:
         return WriterOwnership(query_id, ())
     if last.query_id == query_id:
@@ -109,12 +110,6 @@ class _LastHeartbeat(NamedTuple):
     heartbeat: Message | None
     searched_all: bool
     """Whether it was looked for from the topic's beginning on."""
-
-
-def _last_ownership(url: KafkaUrl, topic: str, writer: str) -> WriterOwnership | None:
-    """The claim in the writer's last heartbeat, None if there is none near the end or the writer was retired."""
-    last = _last_heartbeat(url, topic, writer).heartbeat
-    return None if last is None else _ownership_of(last)
 
 
 def _last_heartbeat(url: KafkaUrl, topic: str, writer: str) -> _LastHeartbeat:

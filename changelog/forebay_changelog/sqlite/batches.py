@@ -129,27 +129,18 @@ def append_rows(
     path: str,
     rows: Iterable[tuple[bytes, bytes | None, int]],
     *,
-    writer: str,
-    query_id: str,
+    writer: str | None = None,
+    query_id: str = "",
     proof: Proof | None = None,
-) -> None:
+) -> int:
     """Append rows ``(key, value, timestamp_ms)`` in one transaction, without a marker: repeated, they are there
-    twice."""
+    twice. They may be of no writer. Returns the next offset."""
     with contextlib.closing(connect(path)) as connection, transaction(connection):
         begin_to_append(connection, path, proof)
-        claim_writer(connection, writer, query_id)
+        if writer is not None:
+            claim_writer(connection, writer, query_id)
         (offset,) = connection.execute("SELECT next_offset FROM state").fetchone()
         count, _ = _append(connection, offset, rows, timed=False)
-        connection.execute("UPDATE state SET next_offset = ?", (offset + count,))
-
-
-def append_deletions(path: str, keys: Iterable[tuple[bytes, int]]) -> int:
-    """Append a tombstone for each key, with its timestamp, under no writer's name; returns the next offset."""
-    with contextlib.closing(connect(path)) as connection, transaction(connection):
-        begin_to_append(connection, path)
-        (offset,) = connection.execute("SELECT next_offset FROM state").fetchone()
-        rows = ((key, None, timestamp_ms) for key, timestamp_ms in keys)
-        count, _ = _append(connection, offset, rows, timed=True)
         connection.execute("UPDATE state SET next_offset = ?", (offset + count,))
         return int(offset) + count
 

@@ -249,7 +249,7 @@ class SqliteChangelog:
     def append_deletions(self, topic_partition: TopicPartition, keys: Sequence[tuple[bytes, int]]) -> int:
         now_ms = _now_ms()
         with naming(path := self.path(topic_partition)):
-            return batches.append_deletions(path, [(key, timestamp_ms or now_ms) for key, timestamp_ms in keys])
+            return batches.append_rows(path, [(key, None, timestamp_ms or now_ms) for key, timestamp_ms in keys])
 
     def proofs(self, topic: str) -> dict[int, log_file.Proof]:
         """By partition, the proof of the last heartbeat that was appended here: whoever has it goes on in that
