@@ -136,15 +136,8 @@ def _case_sensitive(df: DataFrame) -> bool:
 def _within(kind: T.DataType) -> Iterator[T.DataType]:
     """A type and all types within it."""
     yield kind
-    match kind:
-        case T.StructType():
-            inner = [field.dataType for field in kind.fields]
-        case T.ArrayType():
-            inner = [kind.elementType]
-        case T.MapType():
-            inner = [kind.keyType, kind.valueType]
-        case _:
-            inner = []
+    inner = [field.dataType for field in kind.fields] if isinstance(kind, T.StructType) else []
+    inner += [getattr(kind, name) for name in ("elementType", "keyType", "valueType") if hasattr(kind, name)]
     for one in inner:
         yield from _within(one)
 
