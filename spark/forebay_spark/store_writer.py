@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from forebay.errors import ChangelogUnreachable, ForebayError, SinkError
+from forebay.logs import LogThrottle
 from forebay.position import Position, encode_position, later_position, log_digest
 from forebay.store_spec import StoreSpec
 from forebay.unproven import UnprovenRanges
@@ -162,16 +163,15 @@ class StoreWriter:
 
     def patiently(self, act: Callable[[], None]) -> None:
         """Act for a batch; a short outage of the brokers must not end the query."""
-        begun, logged = time.monotonic(), False
+        deadline, logged = time.monotonic() + _PATIENCE_S, LogThrottle()
         while True:
             try:
                 return act()
             except ChangelogUnreachable as error:
-                if time.monotonic() - begun > _PATIENCE_S:
+                if time.monotonic() > deadline:
                     raise
-                if not logged:
+                if logged.allow(str(error)):
                     log.warning("%s The batch waits for it.", error)
-                logged = True
                 time.sleep(_PAUSE_S)
 
     def beat(
