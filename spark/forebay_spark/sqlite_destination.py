@@ -6,8 +6,7 @@ import socket
 from dataclasses import replace
 from functools import partial
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 
 from forebay.clock import epoch_ms
 from forebay.store_spec import StoreSpec
@@ -17,7 +16,8 @@ from forebay_changelog.sqlite.changelog import SqliteChangelog, naming
 from forebay_spark.destinations import refusing
 from forebay_spark.executor import END, BatchId, Target, append_partition, append_rows
 
-_HASH = (1 << 32) - 1
+_PLACE = f"shiftleft(CAST(partition AS BIGINT), 32) | (xxhash64(key) & {(1 << 32) - 1}L)"
+"""One number to sort by, which hardly two keys share: to compare all of two rows takes much longer."""
 
 
 class SqliteDestination:
@@ -28,8 +28,8 @@ class SqliteDestination:
 
     def __init__(self, changelog: SqliteChangelog) -> None:
         self._changelog = changelog
-        self._placings: dict[int, tuple[list[Column], DataFrame]] = {}
-        """By the number of tasks, created once: each takes many calls into the JVM."""
+        self._hashed: dict[int, str] = {}
+        """By the number of tasks, an array of what ``_hashed_to`` returns."""
 
     def check(self, session: SparkSession) -> None:
         """Any session will do; executors elsewhere notice it themselves and refuse."""
@@ -54,30 +54,25 @@ class SqliteDestination:
 
     def _in_tasks(self, records: DataFrame, spec: StoreSpec, batch: BatchId) -> DataFrame:
         """The records as tasks append them: each has whole partitions, one after the other, with a key's rows
-        together and in order."""
+        together and in order, and a row that ends them."""
+        session = records.sparkSession
         # No more tasks than cores: each costs some 20 ms.
-        tasks = min(spec.partitions, records.sparkSession.sparkContext.defaultParallelism)
-        placing, ends = self._placing(records.sparkSession, tasks)
+        tasks = min(spec.partitions, session.sparkContext.defaultParallelism)
+        if tasks not in self._hashed:
+            self._hashed[tasks] = f"array({', '.join(map(str, _hashed_to(session, tasks)))})"
+        hashed = self._hashed[tasks]
+        rows = records.selectExpr("*", f"{hashed}[partition % {tasks}] AS task", f"{_PLACE} AS place")
+        ends = session.range(0, tasks, 1, 1).selectExpr(
+            f"{hashed}[CAST(id AS INT)] AS task",
+            f"{END} AS partition",
+            f"{(1 << 63) - 1} AS place",
+            "X'' AS key",
+        )
         # By the value last, so that a repeat of the batch has equally ordered rows in the same order.
         by = ("place", "key", *batch.order, "value")
         columns = ["partition", "key", "value", *(["timestamp_ms"] if spec.store_kind.keeps_versions else [])]
-        whole = records.select("*", *placing).unionByName(ends, allowMissingColumns=True)
+        whole = rows.unionByName(ends, allowMissingColumns=True)
         return whole.repartition(tasks, "task").sortWithinPartitions(*by).select(*columns)
-
-    def _placing(self, session: SparkSession, tasks: int) -> tuple[list[Column], DataFrame]:
-        """Columns that shuffle rows to their tasks and sort them there, and the row that ends those of each."""
-        if tasks not in self._placings:
-            hashed = F.array(*map(F.lit, _hashed_to(session, tasks)))
-            # One number to sort by, which hardly two keys share: to compare all of two rows takes much longer.
-            place = F.shiftleft(F.col("partition").cast("long"), 32).bitwiseOR(F.xxhash64("key").bitwiseAND(_HASH))
-            ends = session.range(0, tasks, 1, 1).select(
-                hashed[F.col("id").cast("int")].alias("task"),
-                F.lit(END).alias("partition"),
-                F.lit((1 << 63) - 1).alias("place"),
-                F.lit("").cast("binary").alias("key"),
-            )
-            self._placings[tasks] = [hashed[F.col("partition") % tasks].alias("task"), place.alias("place")], ends
-        return self._placings[tasks]
 
     def _target(self, spec: StoreSpec, batch: BatchId) -> Target:
         return Target(
