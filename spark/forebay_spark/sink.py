@@ -72,8 +72,7 @@ class Sink:
     ) -> SinkWriter:
         """A writer of ``df`` to a store; give it a checkpoint location and start it.
 
-        ``columns`` are ``key=`` and, if need be, ``value=``, ``flatten=``, ``order_by=``, ``delete=`` and
-        ``null_keys=``; see ``ColumnArguments``. ``writer`` is the writer's name, by default the store's: two
+        ``columns`` are those of ``ColumnArguments``. ``writer`` is the writer's name, by default the store's: two
         queries that write one store need different names. ``store_begins_here`` lets a query go on from its
         checkpoint into a log that has nothing of it: keys that do not change stay missing. With ``bootstrap`` the
         log is filled from that checkpoint first, by the store's ``spark_state``. Raises ``SinkError`` naming the
@@ -100,12 +99,6 @@ class Sink:
         **columns: Unpack[ColumnArguments],
     ) -> None:
         """Write a micro-batch to a store, from a ``foreachBatch`` function that also does other things.
-
-            def outputs(batch: DataFrame, batch_id: int) -> None:
-                batch.persist()
-                sink.write_batch(batch, batch_id, "carrier_delays", key="carrier")
-                batch.write.mode("append").parquet("/data/delays")
-                batch.unpersist()
 
         The arguments are those of ``write``, without ``bootstrap``. A batch of which one output failed is repeated
         by the query, which changes nothing here. Heartbeats come with the query's progress, as for ``write``.
@@ -168,13 +161,8 @@ class Sink:
     def kafka_columns(self, df: DataFrame, store: str, **columns: Unpack[ColumnArguments]) -> DataFrame:
         """A DataFrame's rows as records of a store, for Spark's own Kafka sink.
 
-        That is for queries without ``foreachBatch``, in real-time mode and through Spark Connect:
-
-            records = sink.kafka_columns(delays, "carrier_delays", key="carrier")
-            options = {"kafka.bootstrap.servers": "broker-1:9092", "topic": "flights-carrier_delays-changelog"}
-            writer = records.writeStream.format("kafka").outputMode("update").options(**options)
-            query = writer.option("checkpointLocation", "…").start()
-            sink.heartbeats(query, "carrier_delays")
+        That is for queries without ``foreachBatch``, in real-time mode and through Spark Connect. ``heartbeats``
+        gives the store an age.
 
         The columns are ``partition``, ``key``, ``value`` and, for versioned stores and those with ``latest_by``,
         ``headers``. Through Spark Connect, ``partition`` is left to Kafka's producer where that finds it. Rows
