@@ -12,7 +12,7 @@ from forebay.partitioning import SEED, M
 
 _WORD = (1 << 32) - 1
 _HASH = "org.apache.commons.codec.digest.MurmurHash2"
-"""Spark comes with it. Its 32-bit hash with Kafka's seed is Kafka's, so no jar of Kafka's is needed."""
+"""Spark comes with it. Its 32-bit hash is Kafka's, with the same seed, so no jar of Kafka's is needed."""
 
 
 def murmur2_partition(key: Column, partitions: int, session: SparkSession) -> Column:
@@ -35,20 +35,11 @@ def _hash_of_java(key: Column, session: SparkSession) -> Column:
     except Py4JError:
         return _hash_in_sql(key)
     expressions, to_sequence = jvm.org.apache.spark.sql.classic.ExpressionUtils, jvm.PythonUtils.toSeq
+    invoke = jvm.org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke
     integer = getattr(getattr(jvm.org.apache.spark.sql.types, "IntegerType$"), "MODULE$")
     none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
-    arguments = [key, F.length(key), F.lit(SEED - (1 << 32))]
-    call = jvm.org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke(
-        hashes,
-        integer,
-        "hash32",
-        to_sequence([expressions.expression(argument._jc) for argument in arguments]),
-        to_sequence([]),
-        True,
-        False,
-        True,
-        none,
-    )
+    arguments = to_sequence([expressions.expression(one._jc) for one in (key, F.length(key))])
+    call = invoke(hashes, integer, "hash32", arguments, to_sequence([]), True, False, True, none)
     return ClassicColumn(expressions.column(call))
 
 
