@@ -93,11 +93,6 @@ class Layout:
         more = (self.window, self.spec.latest_by)
         return (*self.chosen.key, *(name for name in more if name is not None))
 
-    @property
-    def has_suffix(self) -> bool:
-        """Whether something follows the key in the log: a window's times, or an order."""
-        return self.window is not None or self.spec.latest_by is not None
-
 
 def lay_out(df: DataFrame, spec: StoreSpec, chosen: Selection) -> Layout:
     """Check a write's columns against the DataFrame and the store; raises ``SinkError`` naming the column."""

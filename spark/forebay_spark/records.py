@@ -68,9 +68,10 @@ class RecordColumns:
     @cached_property
     def _records(self) -> list[Column]:
         layout, plain = self.layout, F.col("plain")
-        key = F.concat(plain, F.col("suffix")) if layout.has_suffix else plain
+        has_suffix = columns_of(layout.spec).suffix is not None
+        key = F.concat(plain, F.col("suffix")) if has_suffix else plain
         columns = [key.alias("key"), F.col("value")]
-        if layout.has_suffix or not self.by_producer:
+        if has_suffix or not self.by_producer:
             columns.insert(0, self._partition(plain).alias("partition"))
         if layout.spec.store_kind.keeps_versions:
             columns.append(F.col("timestamp_ms"))
