@@ -45,7 +45,7 @@ def fill(
     topic, query_id = writer.spec.topic, writer.name
     if changelog.has_completed(topic, writer.name):
         return _already_through(writer, if_written)
-    is_repeat = changelog.has_written(topic, writer=writer.name, query_id=query_id) is not False
+    is_repeat = not writer.lacks(query_id)
     records = write.records.of(df).persist()
     try:
         rows, count, deleted = records, refusing(writer.spec, records.count), 0
