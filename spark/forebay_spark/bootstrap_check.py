@@ -49,21 +49,15 @@ def _keys(mapping: TableMapping, layout: Layout) -> str | None:
 
 
 def _values(mapping: TableMapping, layout: Layout) -> str | None:
-    names, is_list = tuple(mapping.members), mapping.table.is_list
-    if not is_list and not layout.chosen.flatten and set(names) != set(layout.value):
-        return (
-            f"its spark_state has the fields {_listed(names)}, but the query writes {_listed(layout.value)}. Name "
-            "the fields as the query names its columns"
-        )
     held: DataType = StructType(tuple(Field(*member) for member in mapping.members.items()))
-    held = ArrayType(held) if is_list else held
+    held = ArrayType(held) if mapping.table.is_list else held
     columns = [Field(name, parse_type(layout.schema[name].dataType.jsonValue())) for name in layout.value]
     written = columns[0].type if layout.chosen.flatten else StructType(tuple(columns))
     if _json_shape(held) == _json_shape(written):
         return None
     return (
         f"its spark_state makes values of {held}, but the query writes {written}. Declare the fields that the "
-        "query writes, and let both have the same types"
+        "query writes, by the names and types of its columns"
     )
 
 

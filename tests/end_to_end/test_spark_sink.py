@@ -494,7 +494,7 @@ def test_store_is_bootstrapped_from_its_querys_checkpoint(spark, sink, tmp_path)
     with pytest.raises(SinkError, match="with bootstrap=True to fill the store from this checkpoint"):
         run(sink.write(counts, "counted", key="k"), tmp_path)
     renamed = counts.withColumnRenamed("n", "total")
-    with pytest.raises(SinkError, match=r"has the fields n, but the query writes total\. Name the fields"):
+    with pytest.raises(SinkError, match=r"of struct<n:.*>, but the query writes struct<total:.*>\. Declare"):
         run(sink.write(renamed, "counted", key="k", bootstrap=True), tmp_path)
     with pytest.raises(SinkError, match=r"values of struct<n:long>, but the query writes long\. Declare the"):
         run(sink.write(counts, "counted", key="k", value="n", flatten=True, bootstrap=True), tmp_path)

@@ -108,7 +108,7 @@ def test_store_with_the_querys_own_form_is_filled(spark_4_0, name, fields, colum
             {"spark_state": COUNTED},
             {"key": "string", "total": "long"},
             {},
-            r"fields n, but the query writes total\. Name the fields as",
+            r"struct<n:long>, but the query writes struct<total:long>\. Declare the fields",
         ),
         (
             "aggregation-default",
