@@ -269,10 +269,8 @@ class ValueConversion(Conversion):
 
     def _elements(self, value: Row) -> list[_Element]:
         rows: Iterable[Row] = value if self._is_list else (value,)
-        return [_Element(self._expires_ms(row), msgspec.Raw(self.mapping.values.text(row))) for row in rows]
-
-    def _expires_ms(self, row: Row) -> int | None:
-        return self.mapping.expires_ms(row) if self.mapping.deletes else None
+        expires_ms = self.mapping.expires_ms if self.mapping.deletes else lambda row: None
+        return [_Element(expires_ms(row), msgspec.Raw(self.mapping.values.text(row))) for row in rows]
 
     def _put(self, plain: bytes, elements: list[_Element], now_ms: int) -> StoreRecord:
         expiries = [element.expires_ms for element in elements if element.expires_ms is not None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import weakref
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from tempfile import TemporaryFile
@@ -51,7 +52,7 @@ class SpilledRows:
         """A partition's rows in the order of their keys."""
         parts = [_RunPart(self._file.fileno(), run[partition]) for run in self._runs if partition in run]
         while parts:
-            bound = min((part.keys[-1] for part in parts if part.has_more), default=None)
+            bound = min((part.keys[-1] for part in parts if part.blocks), default=None)
             merged: dict[bytes, bytes | None] = {}
             for part in parts:
                 merged.update(part.take(bound))
@@ -75,17 +76,12 @@ class _RunPart:
 
     def __init__(self, fd: int, blocks: Sequence[_Block]) -> None:
         self._fd = fd
-        self._blocks = iter(blocks)
-        self._remaining = len(blocks)
+        self.blocks = deque(blocks)
+        """Those whose rows are not in memory yet."""
         self.keys: list[bytes] = []
         """The keys of the next rows; none at the end."""
         self._values: list[bytes | None] = []
         self._fill()
-
-    @property
-    def has_more(self) -> bool:
-        """Whether there are rows after those in memory."""
-        return self._remaining > 0
 
     def take(self, bound: bytes | None) -> Iterator[tuple[bytes, bytes | None]]:
         """Remove the next rows up to a key; all in memory if it is None."""
@@ -96,7 +92,6 @@ class _RunPart:
         return taken
 
     def _fill(self) -> None:
-        if not self.keys and self._remaining:
-            start, size_bytes = next(self._blocks)
-            self._remaining -= 1
+        if not self.keys and self.blocks:
+            start, size_bytes = self.blocks.popleft()
             self.keys, self._values = _decode(os.pread(self._fd, size_bytes, start))

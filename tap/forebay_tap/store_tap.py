@@ -243,7 +243,8 @@ class StoreTap:
     def _copy(self, batch: int, reason: str, *, compares: bool) -> int:
         mapping = self._mapping(batch)
         self._log.open()
-        if mapping.copy_deletes:
+        # Then it may delete keys that the log has and the state lacks.
+        if mapping.deletes or mapping.table.kind == "session":
             self._log.require_own(take_over=self._take_over)
         log.info("%s: the state of batch %d is copied to its log, as %s", self.spec.name, batch, reason)
         gap = self._gap(batch, mapping, compares=compares)

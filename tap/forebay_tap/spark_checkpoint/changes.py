@@ -58,7 +58,7 @@ class FamilyDecoder:
         self._value_of = (
             (self._list if family.has_lists else self._versioned_value) if rocksdb else self._plain_value
         )
-        self._key_of = _key_decoder(family) if rocksdb else _plain_key(family)
+        self._key_of = _key_decoder(family) if rocksdb else _key_rows(family.key.types).decode
         rows = _versioned_rows if rocksdb else _plain_rows
         is_divided = rocksdb and family.prefix_columns
         self._keys_of = None if is_divided else rows(_key_rows(family.key.types))
@@ -168,11 +168,6 @@ def _versioned_rows(decoder: RowDecoder) -> _RowsDecoder:
         return decode_all(data, at + 1)
 
     return decode
-
-
-def _plain_key(family: ColumnFamily) -> Callable[[bytes, int], Row]:
-    decoder = _key_rows(family.key.types)
-    return lambda data, at: decoder.decode(data, at)
 
 
 def _key_decoder(family: ColumnFamily) -> Callable[[bytes, int], Row]:

@@ -88,15 +88,11 @@ class ArrowFiles:
     def stat(self, path: str) -> FileStatus:
         from pyarrow.fs import FileType
 
-        information = self._information(path)
+        [information] = _reachable(lambda: self._filesystem.get_file_info([self._path(path)]))
         if information.type == FileType.NotFound:
             raise FileNotFoundError(self._path(path))
         nanoseconds = information.mtime_ns
         return FileStatus(information.size or 0, None if nanoseconds is None else nanoseconds // 1_000_000)
-
-    def _information(self, path: str) -> Any:
-        [information] = _reachable(lambda: self._filesystem.get_file_info([self._path(path)]))
-        return information
 
     def _path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root

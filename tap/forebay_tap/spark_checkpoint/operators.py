@@ -23,10 +23,8 @@ class OperatorMetadata:
 
     def read(self, operator: int, batch: int) -> tuple[str, bytes]:
         """The file that says what the batch found, and its content; raises ``CheckpointMissing``."""
-        return self._only_one(operator) or self._next(operator, batch) or self._listed(operator, batch)
-
-    def _only_one(self, operator: int) -> tuple[str, bytes] | None:
-        return None if operator in self._newest else self._file(f"{_directory(operator)}/metadata")
+        only_one = None if operator in self._newest else self._file(f"{_directory(operator)}/metadata")
+        return only_one or self._next(operator, batch) or self._listed(operator, batch)
 
     def _next(self, operator: int, batch: int) -> tuple[str, bytes] | None:
         """That of the batch itself, or else that of the one before, if this was read last."""

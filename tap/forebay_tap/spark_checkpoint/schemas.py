@@ -18,6 +18,7 @@ from forebay_tap.spark_checkpoint.errors import (
 
 DEFAULT_FAMILY = "default"
 INTERNAL_PREFIX = "$"
+"""Of what Spark keeps for itself: timers, and indices of lists and of times to live."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,6 @@ class ColumnFamily:
     """How many columns RocksDB's keys have apart from the others. The default provider's keys are one row."""
     has_lists: bool = False
     """Whether a key has a list of values, as transformWithState's list variables."""
-
-    @property
-    def is_internal(self) -> bool:
-        """Whether Spark keeps it for itself: timers, and indices of lists and of times to live."""
-        return self.name.startswith(INTERNAL_PREFIX)
 
 
 def parse_schema(data: bytes, file: str, prefix_columns: int = 0) -> tuple[ColumnFamily, ...]:

@@ -306,7 +306,7 @@ class StoreFiles:
             (family.name, prefixed): FamilyDecoder(family, rocksdb=rocksdb, prefixed=prefixed)
             for family in self.families
             for prefixed in (False, True)
-            if not family.is_internal and self.only in (None, family.name)
+            if not self._is_left_out(family.name)
         }
 
     def _learn_family_names(self) -> None:
