@@ -14,7 +14,6 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from forebay.clock import epoch_ms
 from forebay.errors import ForebayError, SinkError
 from forebay_spark import plan
-from forebay_spark.bootstrap_check import state_mismatch
 from forebay_spark.columns import Layout
 from forebay_spark.heartbeats import follow
 from forebay_spark.kind_columns import columns_of
@@ -22,6 +21,7 @@ from forebay_spark.store_writer import StoreWriter, query_run
 from forebay_spark.write import Write
 from forebay_tap.mapping import TableMapping
 from forebay_tap.spark_checkpoint.checkpoint import Checkpoint
+from forebay_tap.spark_checkpoint.data_types import parse_type
 from forebay_tap.store_tap import StoreTap
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,24 @@ def bootstrap(writer: StoreWriter, layout: Layout, location: str, mode: str) -> 
     except ForebayError as error:
         raise SinkError(f"{spec.name}: it cannot be filled from {location}: {error}") from error
     log.info("%s: its log has the state of batch %d, and the query goes on from there", spec.name, newest)
+
+
+def state_mismatch(mapping: TableMapping, layout: Layout, mode: str) -> str | None:
+    """How a query's output differs from its state, and the remedy; None if nothing shows that it does.
+
+    ``mode`` is its output mode. Raises ``CheckpointError`` for a type that is not known.
+    """
+    if mode == "append":
+        return (
+            "in the output mode 'append' results that are final have left its state, and the state's own are not "
+            "final. Start the query with a new checkpoint and its source from the beginning"
+        )
+    if layout.chosen.delete is not None:
+        return f"the column {layout.chosen.delete!r} deletes keys that its state keeps. Leave out delete="
+    if layout.chosen.null_keys == "drop" and layout.spec.key == "json":
+        return "its state has the keys with a null that null_keys='drop' leaves out. Set null_keys='keep'"
+    columns = {name: parse_type(layout.schema[name].dataType.jsonValue()) for name in layout.value}
+    return mapping.mismatch(layout.chosen.key, columns, flatten=layout.chosen.flatten)
 
 
 class SinkWriter(DataStreamWriter):

@@ -31,8 +31,9 @@ _FLOAT = struct.Struct("<f")
 _FLOAT_DIGITS = range(6, 10)
 _MICROSECONDS_PER_DAY = 86_400_000_000
 _DAYS_PER_ERA = 146_097
-_AS_THEY_ARE = ("boolean", "byte", "short", "integer", "long", "string", "void")
-_MAP_KEYS = ("boolean", "byte", "short", "integer", "long", "string")
+_INTEGERS = ("byte", "short", "integer", "long")
+_MAP_KEYS = ("boolean", *_INTEGERS, "string")
+_AS_THEY_ARE = (*_MAP_KEYS, "void")
 _encoder = msgspec.json.Encoder(decimal_format="number")
 
 
@@ -59,6 +60,20 @@ def json_form(kind: DataType) -> Form | None:
     )
 
 
+def json_shape(kind: DataType) -> object:
+    """What decides how JSON is written of a type, to compare it with another's."""
+    match kind:
+        case AtomicType(name):
+            return "integer" if name in _INTEGERS else name
+        case StructType(fields):
+            return {field.name: json_shape(field.type) for field in fields}
+        case ArrayType(element):
+            return [json_shape(element)]
+        case MapType(key, value):
+            return (json_shape(key), json_shape(value))
+    return kind
+
+
 def struct_form(names: tuple[str, ...], types: tuple[DataType, ...]) -> Form:
     """What makes an object of a row's fields; raises ``StateUnsupported``."""
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -82,14 +97,10 @@ def _array(form: Form | None) -> Form:
 def _map(key: DataType, form: Form | None) -> Form:
     if not isinstance(key, AtomicType) or key.name not in _MAP_KEYS:
         raise StateUnsupported(f"A map with keys of the type {key} has no JSON form: cast them to string.")
-    text = _text_of_boolean if key.name == "boolean" else str
+    text: Callable[[Any], str] = (lambda value: str(value).lower()) if key.name == "boolean" else str
     return lambda pairs: {
         text(name): value if form is None or value is None else form(value) for name, value in pairs
     }
-
-
-def _text_of_boolean(value: bool) -> str:
-    return "true" if value else "false"
 
 
 def _double(value: float) -> float | str:
@@ -109,10 +120,6 @@ def _float(value: float) -> float | str:
     return value
 
 
-def _binary(value: bytes) -> str:
-    return base64.b64encode(value).decode()
-
-
 def _date(days: int) -> str:
     try:
         return (_EPOCH + timedelta(days=days)).date().isoformat()
@@ -127,10 +134,6 @@ def _timestamp_ntz(microseconds: int) -> str:
         days, of_day = divmod(microseconds, _MICROSECONDS_PER_DAY)
         time = (_EPOCH + timedelta(microseconds=of_day)).time()
         return f"{_distant_date(days)}T{time.isoformat(timespec='microseconds')}"
-
-
-def _timestamp(microseconds: int) -> str:
-    return f"{_timestamp_ntz(microseconds)}Z"
 
 
 def _distant_date(days: int) -> str:
@@ -152,9 +155,9 @@ def _time(nanoseconds: int) -> str:
 _ATOMIC: dict[str, Form] = {
     "float": _float,
     "double": _double,
-    "binary": _binary,
+    "binary": lambda value: base64.b64encode(value).decode(),
     "date": _date,
-    "timestamp": _timestamp,
+    "timestamp": lambda microseconds: f"{_timestamp_ntz(microseconds)}Z",
     "timestamp_ntz": _timestamp_ntz,
     "time": _time,
 }

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from forebay.codecs.keys import TOTAL_KEYS
 from forebay.errors import BadKey, TopologyError
 from forebay.store_spec import DELETE, KEEP, StateColumn, StoreSpec
-from forebay_tap.json_forms import ValueEncoder, ValueMember, json_form
+from forebay_tap.json_forms import ValueEncoder, ValueMember, json_form, json_shape
 from forebay_tap.spark_checkpoint.aggregates import value_reader
-from forebay_tap.spark_checkpoint.data_types import AtomicType, DataType, StructType
+from forebay_tap.spark_checkpoint.data_types import ArrayType, AtomicType, DataType, Field, StructType
 from forebay_tap.spark_checkpoint.description import (
     KEY_TYPES,
     OperatorDescription,
@@ -115,11 +115,6 @@ class TableMapping:
         return chosen == DELETE
 
     @property
-    def copy_deletes(self) -> bool:
-        """Whether a copy of the state may delete keys that the log has and the state lacks."""
-        return self.deletes or self.table.kind == "session"
-
-    @property
     def keeps_ended(self) -> bool:
         """Whether the store keeps entries with an end that have left the state."""
         return not self.deletes and self.spec.store_kind.time_to_end_ms(self.spec) is not None
@@ -148,6 +143,29 @@ class TableMapping:
         path = self.table.expires_path
         expires_ms = None if path is None else field_at(value, path)
         return None if expires_ms is None or expires_ms < 0 else int(expires_ms)
+
+    def mismatch(self, key: Sequence[str], columns: Mapping[str, DataType], *, flatten: bool) -> str | None:
+        """How what a query writes differs from the state, and the remedy; None if nothing shows that it does.
+
+        ``key`` are the columns of its keys, ``columns`` those of its values: one alone to ``flatten``.
+        """
+        names = [field.name for field in self.table.key]
+        if [name.lower() for name in names] != [name.lower() for name in key]:
+            return (
+                f"its state has the key {', '.join(names) or 'none'}, but the query writes the key "
+                f"{', '.join(key) or 'none'}. Name the same columns in the same order, as the query groups by them"
+            )
+        fields = StructType(tuple(Field(*member) for member in self.members.items()))
+        held: DataType = ArrayType(fields) if self.table.is_list else fields
+        written: DataType = StructType(tuple(Field(*column) for column in columns.items()))
+        if flatten:
+            [written] = columns.values()
+        if json_shape(held) == json_shape(written):
+            return None
+        return (
+            f"its spark_state makes values of {held}, but the query writes {written}. Declare the fields that the "
+            "query writes, by the names and types of its columns"
+        )
 
     def _check(self) -> None:
         name, table = self.spec.name, self.table

@@ -21,8 +21,8 @@ def mismatch(
     """What is found of a query with some columns and their types, the key's first."""
     from pyspark.sql import types as T
 
-    from forebay_spark.bootstrap_check import state_mismatch
     from forebay_spark.columns import Layout, Selection
+    from forebay_spark.sink_writer import state_mismatch
 
     kinds = {
         "string": T.StringType(),
