@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from py4j.protocol import Py4JError
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
@@ -30,10 +29,7 @@ def _hash_of_java(key: Column, session: SparkSession) -> Column:
 
     jvm = session._jvm
     assert jvm is not None
-    try:
-        hashes = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(_HASH)
-    except Py4JError:
-        return _hash_in_sql(key)
+    hashes = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(_HASH)
     expressions, to_sequence = jvm.org.apache.spark.sql.classic.ExpressionUtils, jvm.PythonUtils.toSeq
     invoke = jvm.org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke
     integer = getattr(getattr(jvm.org.apache.spark.sql.types, "IntegerType$"), "MODULE$")
