@@ -87,17 +87,12 @@ class Layout:
         """The order's columns as ``RecordColumns`` names them."""
         return tuple(f"order_{at}" for at in range(len(self.chosen.order_by)))
 
-    @property
-    def telling_apart(self) -> tuple[str, ...]:
-        """The columns by which the keys of records differ."""
-        more = (self.window, self.spec.latest_by)
-        return (*self.chosen.key, *(name for name in more if name is not None))
-
 
 def lay_out(df: DataFrame, spec: StoreSpec, chosen: Selection) -> Layout:
     """Check a write's columns against the DataFrame and the store; raises ``SinkError`` naming the column."""
     names = [field.name for field in df.schema.fields]
-    alike = names if _case_sensitive(df) else [name.lower() for name in names]
+    is_case_sensitive = str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+    alike = names if is_case_sensitive else [name.lower() for name in names]
     twice = [name for name, plain in zip(names, alike, strict=True) if alike.count(plain) > 1]
     if twice:
         raise SinkError(f"The column {twice[0]!r} occurs twice among the columns for {spec.name!r}; rename one.")
@@ -122,10 +117,6 @@ def lay_out(df: DataFrame, spec: StoreSpec, chosen: Selection) -> Layout:
     for name in order:
         _check_order(spec, name, df.schema[name].dataType)
     return Layout(spec, chosen, df.schema, window, value)
-
-
-def _case_sensitive(df: DataFrame) -> bool:
-    return str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
 
 
 def _within(kind: T.DataType) -> Iterator[T.DataType]:

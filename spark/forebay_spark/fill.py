@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
 
 from forebay.errors import SinkError
 from forebay.store_spec import StoreSpec
@@ -19,7 +18,7 @@ from forebay_spark.write import Write
 
 log = logging.getLogger(__name__)
 
-_KEYS = T.StructType().add("partition", T.IntegerType()).add("key", T.BinaryType()).add("is_live", T.BooleanType())
+_KEYS = "partition int, key binary, is_live boolean"
 IfWritten: TypeAlias = Literal["raise", "skip"]
 FILL_PREFIX = "fill-"
 """With the name of a fill, its writer."""

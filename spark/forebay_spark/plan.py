@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 from pyspark.errors import AnalysisException
@@ -49,17 +49,18 @@ def holds_records_back(plan: Any) -> bool:
     return any(source.extraOptions().get(_MIN_RECORDS) is not None for source in sources)
 
 
-def has_one_row_a_key(df: DataFrame, key: Iterable[str]) -> bool:
+def has_one_row_a_key(df: DataFrame, key: Collection[str | None]) -> bool:
     """Whether the plan of a streaming DataFrame shows that each batch has at most one row of a key.
 
-    ``key`` are the columns that tell keys apart. It does where, below projections and filters, an aggregation or
-    ``dropDuplicates`` groups by such columns only, and they come through unchanged.
+    ``key`` are the columns that tell keys apart; None stands for none. It does where, below projections and
+    filters, an aggregation or ``dropDuplicates`` groups by such columns only, and they come through unchanged.
     """
     node = analysed(df)
-    ids = {column.exprId().id() for column in _elements(node.output()) if column.name() in set(key)}
+    ids = {column.exprId().id() for column in _elements(node.output()) if column.name() in key}
     while (kind := node.getClass().getSimpleName()) in _ROW_BY_ROW:
         if kind == "Project":
-            ids = {child.exprId().id() for child in _made_of(node.projectList(), ids) if _is_column(child)}
+            sources = _made_of(node.projectList(), ids)
+            ids = {one.exprId().id() for one in sources if one.getClass().getSimpleName() == "AttributeReference"}
         node = node.child()
     if kind == "Aggregate":
         columns = _made_of(node.aggregateExpressions(), ids)
@@ -72,10 +73,6 @@ def _made_of(expressions: Any, ids: Collection[Any]) -> list[Any]:
     """What the columns with these ids are made of: themselves, or what they are another name of."""
     chosen = [one for one in _elements(expressions) if one.exprId().id() in ids]
     return [one.child() if one.getClass().getSimpleName() == "Alias" else one for one in chosen]
-
-
-def _is_column(expression: Any) -> bool:
-    return bool(expression.getClass().getSimpleName() == "AttributeReference")
 
 
 def analysed(df: DataFrame) -> Any:

@@ -85,7 +85,7 @@ class Sink:
         layout = lay_out(df, spec, Selection.of(columns))
         listen_to(session._jsparkSession)
         store_writer = StoreWriter(self._log, spec, writer or store, store_begins_here, bootstrap)
-        is_distinct = has_one_row_a_key(df, layout.telling_apart)
+        is_distinct = has_one_row_a_key(df, {*layout.chosen.key, layout.window, spec.latest_by})
         return SinkWriter(df, Write(store_writer, RecordColumns(layout, session), is_distinct))
 
     def write_batch(
@@ -109,7 +109,7 @@ class Sink:
             (store, writer or store), StoreWriter(self._log, spec, writer or store)
         )
         store_writer.begins_here = store_begins_here
-        with attempt(df, store_writer, batch_id) as query_id:
+        with attempt(session, store_writer, batch_id) as query_id:
             write = self._batch_writes.get(form := (store, df.schema, chosen, store_writer.name))
             if write is None:
                 layout = lay_out(df, self._writable(store, session), chosen)
@@ -203,7 +203,7 @@ class Sink:
 
         A read with it as ``min_position`` sees that batch. Raises ``SinkError`` for an unknown store.
         """
-        return self._log.position(self._spec(store).name)
+        return self._log.positions.get(self._spec(store).name)
 
     def _spec(self, store: str) -> StoreSpec:
         if store not in self.topology.stores:

@@ -100,7 +100,6 @@ class SinkWriter(DataStreamWriter):
     def __init__(self, df: DataFrame, write: Write) -> None:
         super().__init__(df)
         self._write_to = write
-        self._name = write.writer.name
         self._checkpoint: str | None = None
         self.queryName(write.writer.name)
         by_update = columns_of(write.writer.spec).updates and plan.mode_refusal(df, "update") is None
@@ -178,23 +177,18 @@ class SinkWriter(DataStreamWriter):
         if queryName is not None:
             self.queryName(queryName)
         self.options(**options)
-        location = self._checkpoint_location()
+        location, writer = self._checkpoint_location(), self._write_to.writer
         query_id = continued_query(self._df.sparkSession, location)
         if query_id is not None:
-            self._go_on(query_id, location)
+            if writer.bootstraps and writer.lacks(query_id):
+                bootstrap(writer, self._write_to.records.layout, location, self._mode)
+                writer.goes_on(query_id)
+            writer.check_continuity(query_id, continued=True)
         query = super().start(partitionBy=partitionBy)
         run = query_run(str(query.id), str(query.runId))
-        run.writers[self._write_to.writer.output] = self._write_to.writer
+        run.writers[writer.output] = writer
         follow(run, query._jsq.streamingQuery())
         return query
-
-    def _go_on(self, query_id: str, location: str) -> None:
-        """See that the log has what the query wrote before its checkpoint, or is to have it."""
-        writer = self._write_to.writer
-        if writer.bootstraps and writer.lacks(query_id):
-            bootstrap(writer, self._write_to.records.layout, location, self._mode)
-            writer.goes_on(query_id)
-        writer.check_continuity(query_id, continued=True)
 
     def _checkpoint_location(self) -> str:
         if self._checkpoint:

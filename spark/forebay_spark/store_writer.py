@@ -69,18 +69,15 @@ class SinkLog:
         self.destination = open_destination(changelog)
         self.compaction = DueCompaction(changelog, specs)
         self._lock = threading.Lock()
-        self._positions: dict[str, str] = {}
-
-    def position(self, store: str) -> str | None:
-        """The token of the end of the last batch written to a store, None before the first."""
-        return self._positions.get(store)
+        self.positions: dict[str, str] = {}
+        """By store, the token of the end of the last batch that was written."""
 
     def wrote(self, store: str, position: Position) -> None:
         """A batch of a store ends at a position; another query's newer batch may have been first."""
         with self._lock:
-            newest = later_position(self._positions.get(store), encode_position(position))
+            newest = later_position(self.positions.get(store), encode_position(position))
             assert newest is not None
-            self._positions[store] = newest
+            self.positions[store] = newest
 
 
 @dataclass

@@ -6,7 +6,6 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -30,7 +29,7 @@ class Write:
 
     def batch(self, df: DataFrame, batch_id: int) -> None:
         """Write one micro-batch, then a heartbeat to every partition; raises ``SinkError``."""
-        with attempt(df, self.writer, batch_id) as query_id:
+        with attempt(df.sparkSession, self.writer, batch_id) as query_id:
             self.append(self.records.of(df), query_id, batch_id)
 
     def append(self, records: DataFrame, query_id: str, batch_id: int) -> None:
@@ -47,16 +46,19 @@ class Write:
 
 
 @contextlib.contextmanager
-def attempt(df: DataFrame, writer: StoreWriter, batch_id: int) -> Iterator[str]:
-    """An attempt at a batch of the query whose micro-batch this is; yields the query's id.
+def attempt(session: SparkSession, writer: StoreWriter, batch_id: int) -> Iterator[str]:
+    """An attempt at a batch of the query whose micro-batch has this session; yields the query's id.
 
     Raises ``SinkError`` outside of a query, and if the batch was already written, or an earlier one was not.
     """
-    run, store = _current_run(df.sparkSession), writer.spec.name
+    run, store, jvm = _current_run(session), writer.spec.name, session._jvm
+    assert jvm is not None
     run.writers[writer.output] = writer
     try:
         if not run.is_followed:
-            follow(run, _execution(df.sparkSession, run.query_id))
+            # Those of all sessions: a batch's own is a copy of the one that its query was started in.
+            queries = session._jsparkSession.sharedState().activeStreamingQueries()
+            follow(run, queries.get(jvm.java.util.UUID.fromString(run.query_id)))
         if run.written.get(writer.output) == batch_id:
             raise SinkError(
                 f"{store}: batch {batch_id} was already written under the writer {writer.name!r}, and two writes "
@@ -89,10 +91,3 @@ def _current_run(session: SparkSession) -> QueryRun:
         )
     # Spark names the job group of a run by its id.
     return query_run(query_id, session.sparkContext.getLocalProperty("spark.jobGroup.id") or "")
-
-
-def _execution(session: SparkSession, query_id: str) -> Any:
-    """What executes a query, in whatever session: a batch's own is a copy of the one that it was started in."""
-    assert session._jvm is not None
-    running = session._jsparkSession.sharedState().activeStreamingQueries()
-    return running.get(session._jvm.java.util.UUID.fromString(query_id))
