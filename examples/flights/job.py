@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from examples.flights.pipeline import writers
-from examples.flights.session import BatchPrinter, start_spark
+from examples.flights.session import print_batches, start_spark
 from forebay.spark import Sink
 
 
@@ -27,7 +27,7 @@ def main() -> None:
     """Run the queries until the job is stopped or one of them fails."""
     arguments = make_parser().parse_args()
     spark = start_spark(arguments.jars)
-    spark.streams.addListener(BatchPrinter())
+    print_batches(spark)
     sink = Sink(Path(__file__).with_name("topology.toml"), changelog=arguments.changelog)
     for writer in writers(sink, spark, arguments.source):
         checkpoint = arguments.checkpoints / writer.store

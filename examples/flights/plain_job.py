@@ -17,7 +17,7 @@ from examples.flights.queries import (
     latest_flights,
     read_flights,
 )
-from examples.flights.session import BatchPrinter, start_spark
+from examples.flights.session import print_batches, start_spark
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, required=True, help="directory of the queries' checkpoints")
     arguments = parser.parse_args()
     spark = start_spark()
-    spark.streams.addListener(BatchPrinter())
+    print_batches(spark)
     flights = read_flights(spark, arguments.source)
     in_bulk = read_flights(spark, arguments.source, FILES_IN_BULK)
     for name, query, mode in (
