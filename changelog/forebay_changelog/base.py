@@ -22,7 +22,7 @@ from forebay.unproven import UnprovenRanges, united
 
 
 class Wake:
-    """A flag like ``threading.Event`` that can be waited for together with file descriptors: eventfd(2)."""
+    """A flag like ``threading.Event`` that a signal handler may set: eventfd(2)."""
 
     def __init__(self) -> None:
         self._flag = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -42,12 +42,10 @@ class Wake:
         """Whether it was set since it was last cleared."""
         return self.wait(0)
 
-    def wait(self, timeout_s: float, *readable: int) -> bool:
-        """Return when it is set, when one of these descriptors is readable, or after the time-out, then with
-        False."""
+    def wait(self, timeout_s: float) -> bool:
+        """Return when it is set, or after the time-out, then with False."""
         poll = select.poll()
-        for descriptor in (self._flag, *readable):
-            poll.register(descriptor, select.POLLIN)
+        poll.register(self._flag, select.POLLIN)
         return bool(poll.poll(timeout_s * 1000))
 
 

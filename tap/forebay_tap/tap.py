@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from forebay.clock import epoch_ms
 from forebay.errors import ChangelogUnreachable
-from forebay.file_events import FileEvents
 from forebay.logs import LogThrottle
 from forebay.store_spec import StoreSpec
 from forebay_changelog import Changelog, Wake
@@ -23,18 +21,21 @@ from forebay_tap.spark_checkpoint.errors import (
     CheckpointUnreachable,
     VersionNotCommitted,
 )
-from forebay_tap.spark_checkpoint.files import CheckpointFiles, LocalFiles
+from forebay_tap.spark_checkpoint.files import LocalFiles
 from forebay_tap.spark_checkpoint.logs import Offsets
 from forebay_tap.store_tap import StoreTap
 
 log = logging.getLogger(__name__)
 
-_LOCAL_S = 1.0
 P = ParamSpec("P")
 T = TypeVar("T")
 _BEAT_MS = 1_000
 _CHECK_RETAINED_MS = 10_000
 _RETRY_S = 1.0
+_LOCAL_INTERVAL_S = 0.02
+"""How often to look for the end of the next batch where files are local."""
+_LOCAL_POLLS = 50
+"""How often until what is due between two batches is done."""
 _WARN_AT = 0.5
 """The tap warns once it is behind by this share of the batches that Spark retains."""
 _MAX_OBSERVATIONS = 256
@@ -85,33 +86,6 @@ class SourceEnds:
             if all(read_to.get(partition, 0) >= end for partition, end in ends.items()):
                 return observed_ms
         return None
-
-
-class CommitWatch:
-    """Returns from ``wait`` soon after a batch has ended: at once where files are local, else at the next poll.
-
-    Local files are polled as well, but rarely: a directory may be one that the kernel reports nothing of.
-    """
-
-    def __init__(self, files: CheckpointFiles) -> None:
-        self._events: FileEvents | None = None
-        if isinstance(files, LocalFiles):
-            with contextlib.suppress(OSError):
-                self._events = FileEvents()
-                self._events.watch(os.path.join(files.url, "commits"))
-
-    def wait(self, interval_s: float, stopping: Wake) -> None:
-        """Return when a batch may have ended, or ``stopping`` is set."""
-        if self._events is None:
-            stopping.wait(interval_s)
-        else:
-            stopping.wait(_LOCAL_S, self._events.fileno())
-            self._events.changed()
-
-    def close(self) -> None:
-        """Stop watching."""
-        if self._events is not None:
-            self._events.close()
 
 
 class StateTap:
@@ -197,28 +171,31 @@ class StateTap:
         taps = self._taps(checkpoint)
         for tap in taps:
             self._patiently(self._begin, checkpoint, tap)
-        commits = CommitWatch(checkpoint.files)
-        try:
-            while not self._stopping.is_set():
-                batch = min((tap.batch for tap in taps if tap.batch is not None), default=-1)
-                if not self._patiently(checkpoint.is_committed, batch + 1):
-                    if not self._idle(checkpoint, taps, batch):
-                        log.warning(
-                            "batch %d is no longer what was read: it was set back, repeated or purged", batch
-                        )
-                        return
-                    commits.wait(self._poll_interval_s, self._stopping)
-                    continue
-                if not all(self._patiently(tap.has_batch) for tap in taps):
-                    log.warning("batch %d is another than the log has: the query was set back", batch)
+        while not self._stopping.is_set():
+            batch = min((tap.batch for tap in taps if tap.batch is not None), default=-1)
+            if not self._patiently(checkpoint.is_committed, batch + 1):
+                if not self._idle(checkpoint, taps, batch):
+                    log.warning("batch %d is no longer what was read: it was set back, repeated or purged", batch)
                     return
-                for tap in taps:
-                    if tap.batch == batch:
-                        self._patiently(tap.follow, batch + 1)
-                self._warn_if_behind(checkpoint, batch + 1)
-                self._idle(checkpoint, taps, batch + 1)
-        finally:
-            commits.close()
+                self._wait(checkpoint, batch + 1)
+                continue
+            if not all(self._patiently(tap.has_batch) for tap in taps):
+                log.warning("batch %d is another than the log has: the query was set back", batch)
+                return
+            for tap in taps:
+                if tap.batch == batch:
+                    self._patiently(tap.follow, batch + 1)
+            self._warn_if_behind(checkpoint, batch + 1)
+            self._idle(checkpoint, taps, batch + 1)
+
+    def _wait(self, checkpoint: Checkpoint, batch: int) -> None:
+        """Return soon after a batch has ended, and from time to time for what else may be due."""
+        if not isinstance(checkpoint.files, LocalFiles):
+            self._stopping.wait(self._poll_interval_s)
+            return
+        for _ in range(_LOCAL_POLLS):
+            if self._stopping.wait(_LOCAL_INTERVAL_S) or self._patiently(checkpoint.is_committed, batch):
+                return
 
     def _idle(self, checkpoint: Checkpoint, taps: list[StoreTap], batch: int) -> bool:
         """What is due between two batches: expiries, and heartbeats about once a second.

@@ -1,17 +1,16 @@
-"""Reads partitions of the SQLite changelog, each when the kernel reports a write to it."""
+"""Reads partitions of the SQLite changelog, each once a check finds that it was written to."""
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from forebay.clock import boot_ms
 from forebay.file_access import denial
-from forebay.file_events import FileEvents
 from forebay.lag import EndOffset
 from forebay.log_epochs import EpochStart, OffsetAndEpoch
 from forebay.store_spec import StoreSpec
@@ -23,16 +22,16 @@ from forebay_changelog.sqlite.checksums import COLUMNS, Checked, Row, check, wit
 log = logging.getLogger(__name__)
 
 _FAILURES: tuple[type[Exception], ...] = (*log_file.UNREADABLE, OSError, log_file.WriteRefused)
-_NO_MORE_WATCHES = frozenset({errno.ENOSPC, errno.ENOMEM})
 _MAX_BYTES_AT_ONCE = 8 << 20
 """Limit for the values that one poll of a partition returns, not counting the last few."""
 _SIZED_AT_ONCE = 32
-_CHECK_EACH_EVERY_MS = 5_000.0
-_NEXT_EVENTS_MS = 60_000.0
 _RETRY_MS = 1_000.0
-_MIN_PAUSE_MS = 1.0
-_PAUSE_BY_CHECK = 10
-"""Pause until the next poll of logs that are being written to, as a multiple of the time a poll takes."""
+_NS_PER_S = 1_000_000_000
+_COMPARE_FILES_EVERY_MS = 5_000.0
+_WAIT_MS = 10.0
+"""How long to wait for a write at least: the time between two checks of a few logs."""
+_PAUSE_BY_CHECK = 39
+"""Pause between checks for polls, as a multiple of the processor time that one takes: a fortieth of a core."""
 _IF_GONE = (
     "What was applied is served, with growing lag. Put it back; if it is lost, the next start of a worker or a "
     "sink creates it, empty, and workers are rebuilt from that: fill the store again."
@@ -40,10 +39,6 @@ _IF_GONE = (
 _IF_DAMAGED = (
     "Nothing from there on is applied. Restore the changelog from a backup, or run 'forebay changelog reset' and "
     "fill the store again."
-)
-_UNREPORTED = (
-    "The kernel did not report a write to a log in this directory. Its logs are looked at instead, so what is new "
-    "in them is seen some milliseconds later. Keep the changelog on a local file system that is mounted once."
 )
 _CACHE_KIB_PER_PARTITION = 64
 """Cache per log; SQLite's default of 2 MB, times thousands of partitions, would not be a bound."""
@@ -55,6 +50,7 @@ class _Assigned:
     connection: sqlite3.Connection
     cursor: sqlite3.Cursor
     """The one cursor for all reads: the connection keeps a reference to every cursor made from it."""
+    directory: str
     inode: int
     wal_inode: int | None
     data_version: int = -1
@@ -64,13 +60,17 @@ class _Assigned:
     tombstone_floor: int = 0
     identity: str = ""
 
+    def has_its_files(self) -> bool:
+        """Whether its paths still name the files that it reads; raises ``OSError``."""
+        return os.stat(self.path).st_ino == self.inode and _wal_inode(self.path) == self.wal_inode
+
 
 class SqliteConsumer:
     """The ``Consumer`` of a SQLite changelog: each partition has a connection of its own, and is read once it was
     written to.
 
-    The kernel reports that at once. A look at each log finds what is not reported, and says up to when there was
-    nothing new. For a ``replay`` every partition is polled each time.
+    A check of all logs finds that, and says up to when there was nothing new in the others. ``current`` makes one
+    each time, ``poll`` unless one was made shortly before. For a ``replay`` every partition is polled each time.
     """
 
     def __init__(self, path: Callable[[TopicPartition], str], *, replay: bool = False) -> None:
@@ -81,29 +81,17 @@ class SqliteConsumer:
         self._assigned: dict[TopicPartition, _Assigned] = {}
         self._failing: dict[TopicPartition, ReadFailure] = {}
         self._retry_boot_ms: dict[TopicPartition, float] = {}
-        """When those whose failure lasts are polled again, if nothing is written to them before."""
+        """When those whose failure lasts are polled again."""
         self._unread: set[TopicPartition] = set()
         """Those that may contain more than was read."""
-        self._unsettled: set[TopicPartition] = set()
-        """Those that were read while a write was about to be committed: the kernel may have reported it
-        already."""
-        self._check_took_ms = 0.0
-        self._events: FileEvents | None = None
-        self._events_due_boot_ms = float("inf") if replay else 0.0
-        """When to ask the kernel for reports, if it gives none; a replay does without."""
-        self._warned = False
-        self._unreported: set[str] = set()
-        """Directories in which a write was found that the kernel did not report."""
-        self._files: dict[str, TopicPartition] = {}
-        self._rechecked_boot_ms = boot_ms()
-        self._to_recheck: list[TopicPartition] = []
+        self._check_due_boot_ms = 0.0
+        self._directories: dict[str, tuple[int, ...] | None] = {}
+        """The state of each directory at the last check; None if it does not tell replaced files."""
 
     def assign(self, topic_partition: TopicPartition, position: int, proof: OffsetAndEpoch | None = None) -> None:
         self.unassign(topic_partition)
         self._positions[topic_partition], self._proofs[topic_partition] = position, proof
         self._unread.add(topic_partition)
-        path = self._path(topic_partition)
-        self._files |= {path: topic_partition, f"{path}-wal": topic_partition}
 
     def unassign(self, topic_partition: TopicPartition) -> None:
         if self._positions.pop(topic_partition, None) is None:
@@ -111,42 +99,34 @@ class SqliteConsumer:
         del self._proofs[topic_partition]
         self._fail(topic_partition, None)
         self._unread.discard(topic_partition)
-        self._unsettled.discard(topic_partition)
-        path = self._path(topic_partition)
-        del self._files[path], self._files[f"{path}-wal"]
         self._disconnect(topic_partition)
 
     def wait(self, wake: Wake, timeout_s: float) -> None:
-        """Return once a write was reported, when ``wake`` is set, or after the time-out."""
-        if self._unsettled:
-            # A long transaction makes the kernel report writes all the time.
-            pause_ms = max(_PAUSE_BY_CHECK * self._check_took_ms, _MIN_PAUSE_MS)
+        """Return when the next check is due, at once if a log is unread, when ``wake`` is set, or after the
+        time-out."""
+        if self._unread <= self._failing.keys():
+            pause_ms = max(self._check_due_boot_ms - boot_ms(), _WAIT_MS)
             wake.wait(min(timeout_s, pause_ms / 1000))
-        elif self._replay or self._unread <= self._failing.keys():
-            wake.wait(timeout_s, *([] if self._events is None else [self._events.fileno()]))
 
     def close(self) -> None:
         for topic_partition in list(self._positions):
             self.unassign(topic_partition)
-        if self._events is not None:
-            self._events.close()
 
     def poll(self, max_records: int) -> Iterator[Batch]:
         """What is new in each partition; those that cannot be read are left out."""
+        if self._replay:
+            self._unread.update(self._positions)
+        elif boot_ms() >= self._check_due_boot_ms:
+            self._check()
         begun_boot_ms = boot_ms()
-        self._take_events()
         # One by one: so many new objects at once would trigger a full garbage collection, which holds everything
         # up for a tenth of a second with a thousand partitions.
-        for tp in [tp for tp in self._positions if tp in self._unread or tp in self._unsettled]:
+        for tp in [tp for tp in self._positions if tp in self._unread]:
             if tp not in self._positions or self._retry_boot_ms.get(tp, 0.0) > begun_boot_ms:
                 continue
             self._unread.discard(tp)
-            self._unsettled.discard(tp)
             try:
-                source = self._source(tp)
-                if not self._replay and log_file.is_written_to(source.cursor):
-                    self._unsettled.add(tp)
-                batch, failure = self._read(tp, source, max_records)
+                batch, failure = self._read(tp, self._source(tp), max_records)
             except _FAILURES as error:
                 self._disconnect(tp)
                 self._unread.add(tp)
@@ -156,7 +136,6 @@ class SqliteConsumer:
                 if batch.position < batch.end.offset:
                     self._unread.add(tp)
                 yield batch
-        self._check_took_ms = boot_ms() - begun_boot_ms
 
     def _fail(self, tp: TopicPartition, failure: ReadFailure | None) -> None:
         if failure is None:
@@ -174,76 +153,42 @@ class SqliteConsumer:
     def current(self) -> tuple[float, list[TopicPartition]]:
         """A time, and the partitions to which nothing was written between their last poll and then.
 
-        Each is looked at, after that time: silence of the kernel proves nothing.
+        Each is checked, after that time.
         """
         sent_boot_ms = boot_ms()
-        self._take_events()
-        quiet = [tp for tp in self._positions if tp not in self._unread and tp not in self._unsettled]
-        written = {tp for tp in quiet if not self._is_unchanged(tp)}
-        if written:
-            self._on_written(written)
-        return sent_boot_ms, [tp for tp in quiet if tp not in written]
+        self._check()
+        return sent_boot_ms, [tp for tp in self._positions if tp not in self._unread]
 
     def notices(self, specs: Mapping[str, StoreSpec]) -> dict[TopicPartition, dict[str, str]]:
-        """Logs of which the kernel does not report all writes; see ``Consumer``."""
-        found = {"writes-unreported": _UNREPORTED} if self._unreported else {}
-        return {tp: found for tp in self._not_reported() if self._events is not None}
+        """Nothing: a log that can be read has no faults."""
+        return {}
 
-    def _is_unchanged(self, tp: TopicPartition) -> bool:
+    def _check(self) -> None:
+        """Find the logs that were written to since their last poll, or replaced."""
+        took_s = -time.thread_time()
+        before = self._directories
+        self._directories = {
+            name: _state(name) for name in {source.directory for source in self._assigned.values()}
+        }
+        kept = {name for name, state in self._directories.items() if state and before.get(name) == state}
+        self._unread.update(
+            tp for tp in self._positions if tp not in self._unread and not self._is_unchanged(tp, kept)
+        )
+        took_s += time.thread_time()
+        self._check_due_boot_ms = boot_ms() + _PAUSE_BY_CHECK * took_s * 1000
+
+    def _is_unchanged(self, tp: TopicPartition, kept: set[str]) -> bool:
+        """Whether a log was not written to, and is the same if its directory is not among those ``kept``."""
         source = self._assigned.get(tp)
         try:
-            return source is not None and _data_version(source) == source.data_version
-        except sqlite3.Error:
+            return (
+                source is not None
+                and (source.directory in kept or source.has_its_files())
+                and _data_version(source) == source.data_version
+            )
+        except (OSError, sqlite3.Error):
             # A poll says why.
             return False
-
-    def _on_written(self, partitions: set[TopicPartition]) -> None:
-        """Read partitions that were found to be written to, and distrust the kernel where it did not say so."""
-        self._unread |= partitions
-        if self._events is None:
-            return
-        reported = self._events.changed()
-        if reported is None:
-            self._unread.update(self._positions)
-            return
-        self._unread.update(self._files[path] for path in reported & self._files.keys())
-        silent = partitions - {self._files.get(path) for path in reported}
-        for directory in {os.path.dirname(self._path(tp)) for tp in silent} - self._unreported:
-            self._unreported.add(directory)
-            log.warning("%s: %s", directory, _UNREPORTED)
-
-    def _take_events(self) -> None:
-        changed = set[str]() if self._events is None else self._events.changed()
-        if self._events is None and boot_ms() >= self._events_due_boot_ms:
-            self._begin_events()
-        if changed is None or self._replay:
-            self._unread.update(self._positions)
-            self._retry_boot_ms.clear()
-        else:
-            for path in changed & self._files.keys():
-                self._unread.add(self._files[path])
-                self._retry_boot_ms.pop(self._files[path], None)
-            self._unread.update(tp for tp in self._not_reported() if not self._is_unchanged(tp))
-            self._recheck()
-
-    def _not_reported(self) -> list[TopicPartition]:
-        """Those whose writes the kernel does not report."""
-        if self._events is None:
-            return list(self._positions)
-        if not self._unreported:
-            # Else each poll would make up the paths of all.
-            return []
-        return [tp for tp in self._positions if os.path.dirname(self._path(tp)) in self._unreported]
-
-    def _recheck(self) -> None:
-        """Poll each now and then regardless: nothing reports that the whole changelog was replaced."""
-        now = boot_ms()
-        due = int(len(self._positions) * (now - self._rechecked_boot_ms) / _CHECK_EACH_EVERY_MS)
-        if due:
-            self._rechecked_boot_ms = now
-            self._to_recheck = self._to_recheck or list(self._positions)
-            self._unread.update(tp for tp in self._to_recheck[:due] if tp in self._positions)
-            del self._to_recheck[:due]
 
     def _read(self, tp: TopicPartition, source: _Assigned, max_records: int) -> tuple[Batch, ReadFailure | None]:
         """What is new, and why there is no more of it if the next record is damaged."""
@@ -308,8 +253,6 @@ class SqliteConsumer:
     def _source(self, tp: TopicPartition) -> _Assigned:
         source = self._assigned.get(tp)
         path = self._path(tp) if source is None else source.path
-        # Only writes from now on are reported, so it must be watched before it is read.
-        self._watch(os.path.dirname(path))
         # A log that was deleted and recreated is a new file under the same name.
         if source is not None and os.stat(source.path).st_ino != source.inode:
             self._disconnect(tp)
@@ -328,45 +271,14 @@ class SqliteConsumer:
         if source is None:
             inode = os.stat(path).st_ino
             connection = log_file.connect(path)
-            source = self._assigned[tp] = _Assigned(path, connection, connection.cursor(), inode, None)
+            source = self._assigned[tp] = _Assigned(
+                path, connection, connection.cursor(), os.path.dirname(path), inode, None
+            )
             connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB_PER_PARTITION}")
             # Reading it makes the file where there is none yet.
             log_file.check_format(connection, path)
             source.wal_inode = _wal_inode(path)
         return source
-
-    def _watch(self, directory: str) -> None:
-        if self._events is not None:
-            try:
-                self._events.watch(directory)
-                self._warned = False
-            except OSError as error:
-                if error.errno not in _NO_MORE_WATCHES:
-                    raise
-                self._end_events(error)
-
-    def _begin_events(self) -> None:
-        try:
-            self._events = FileEvents()
-        except OSError as error:
-            self._end_events(error)
-        else:
-            # A log is watched once it is read.
-            self._unread.update(self._positions)
-
-    def _end_events(self, error: OSError) -> None:
-        self._events_due_boot_ms = boot_ms() + _NEXT_EVENTS_MS
-        if self._events is not None:
-            self._events.close()
-            self._events = None
-        if not self._warned:
-            self._warned = True
-            log.warning(
-                "The kernel does not report which logs are written to (%s), so all are looked at repeatedly, and "
-                "what is new in them is seen some milliseconds later. Raise fs.inotify.max_user_instances or "
-                "max_user_watches; that is noticed within a minute.",
-                error.strerror,
-            )
 
     def _disconnect(self, tp: TopicPartition) -> None:
         source = self._assigned.pop(tp, None)
@@ -390,6 +302,22 @@ def _stepped_over(cursor: sqlite3.Cursor, position: int) -> Checked | None:
     if before.damaged_offset is None and all(record[0] < position for record in before.records):
         return None
     return Checked([], position)
+
+
+def _state(directory: str) -> tuple[int, ...] | None:
+    """What differs once a file in a directory was created, renamed or deleted, or the directory was replaced.
+
+    It differs every few seconds regardless: a link may lead to another file now, of which its directory knows
+    nothing. None within a second of a change, as the next one may have the same time. Why ``ctime``: programs that
+    copy directories set ``mtime``.
+    """
+    try:
+        found = os.stat(directory)
+    except OSError:
+        return None
+    if time.time_ns() - found.st_ctime_ns < _NS_PER_S:
+        return None
+    return found.st_ino, found.st_ctime_ns, int(boot_ms() // _COMPARE_FILES_EVERY_MS)
 
 
 def _failure(path: str, error: Exception) -> ReadFailure:

@@ -208,19 +208,6 @@ def transaction(connection: sqlite3.Connection, *, dry_run: bool = False) -> Ite
     connection.execute("ROLLBACK" if dry_run else "COMMIT")
 
 
-def is_written_to(cursor: sqlite3.Cursor) -> bool:
-    """Whether the log's write lock is taken: what its file already contains may become visible any time."""
-    cursor.execute("PRAGMA busy_timeout=0")
-    try:
-        cursor.execute("BEGIN IMMEDIATE")
-        cursor.execute("ROLLBACK")
-        return False
-    except sqlite3.OperationalError:
-        return True
-    finally:
-        cursor.execute(f"PRAGMA busy_timeout={1000 * PATIENCE_S}")
-
-
 def create(path: str, identity: str) -> str:
     """Create the partition unless it exists; returns its identity."""
     with contextlib.closing(connect(path, create=True)) as connection:

@@ -19,7 +19,6 @@ from forebay.errors import (
     PartitionCountMismatch,
     TopicMissing,
 )
-from forebay.file_events import FileEvents
 from forebay.store_spec import StoreSpec
 from forebay.task_ids import TopicPartition
 from forebay_changelog import Batch, Consumer, Record, Wake
@@ -33,6 +32,7 @@ from forebay_changelog.sqlite.compaction import CompactionLimits
 SPEC = StoreSpec("t", "key-value", "string", "json", "murmur2", "t", 2)
 ZERO, ONE = TopicPartition("t", 0), TopicPartition("t", 1)
 DEADLINE_S = 60
+PAUSE_BY_CHECK = sqlite_consumer._PAUSE_BY_CHECK
 
 
 @pytest.fixture
@@ -71,18 +71,16 @@ def poll_one(consumer: Consumer, max_records: int = 1000) -> Batch:
 
 def caught_up(consumer: Consumer) -> bool:
     """Whether nothing more is read, and the consumer says so."""
-    for _ in range(2):  # To open a log may make a file beside it.
-        assert [batch.records for batch in consumer.poll(10) if batch.records] == []
-        if ZERO in consumer.current()[1]:
-            return True
-    return False
+    return not any(batch.records for batch in consumer.poll(10)) and ZERO in consumer.current()[1]
 
 
 class WakeThatTells(Wake):
-    """Says what it was to wait for."""
+    """Says how long it was to wait."""
 
-    def wait(self, timeout_s: float, *readable: int) -> bool:
-        self.timeout_s, self.readable = timeout_s, readable
+    timeout_s: float | None = None
+
+    def wait(self, timeout_s: float) -> bool:
+        self.timeout_s = timeout_s
         return False
 
 
@@ -227,27 +225,21 @@ def test_log_is_not_current_before_a_write_is_read(changelog: SqliteChangelog) -
             assert caught_up(consumer)
 
 
-def test_log_is_not_current_during_an_open_commit(changelog: SqliteChangelog) -> None:
-    """File events of a write that is not committed neither wake the reader forever nor go unread."""
-    wake = WakeThatTells()
+def test_write_is_found_once_it_is_committed(changelog: SqliteChangelog) -> None:
     with consuming(changelog) as consumer:
         poll_one(consumer)
         assert caught_up(consumer)
         with closing(sqlite_log_file.connect(changelog.path(ZERO))) as writer:
             writer.execute("PRAGMA cache_size=1")
             with sqlite_log_file.transaction(writer):
-                # More than the cache holds, so that the kernel tells of writes before there is a commit to see.
+                # More than the cache holds, so that files are written to before there is a commit to see.
                 rows = ((offset, b"k%d" % offset, bytes(4096), 1, 0) for offset in range(50))
                 writer.executemany(
                     "INSERT INTO log VALUES (?, ?, ?, ?, ?, ?)", ((*row, checksum(*row)) for row in rows)
                 )
-                assert poll_one(consumer).records == []
-                assert consumer.current()[1] == []
-                # The kernel tells of every page that is written: whoever heard that would never rest.
-                consumer.wait(wake, 1.0)
-                assert wake.readable == ()
-                assert wake.timeout_s < 1.0
+                assert caught_up(consumer)
                 writer.execute("UPDATE state SET next_offset = 50")
+        assert consumer.current()[1] == []
         assert len(poll_one(consumer).records) == 50
         assert caught_up(consumer)
 
@@ -269,72 +261,71 @@ def test_only_logs_that_were_written_to_are_read_again(changelog: SqliteChangelo
         assert [batch.topic_partition for batch in consumer.poll(10)] == [ONE]
 
 
-def test_wait_ends_on_a_write_or_a_wake(changelog: SqliteChangelog) -> None:
+def test_wait_ends_on_a_wake(changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_consumer, "_WAIT_MS", DEADLINE_S * 1000)
     wake = Wake()
     with consuming(changelog) as consumer:
         poll_one(consumer)
         assert caught_up(consumer)
-        for act in (lambda: append(changelog, ZERO, "a=1", 0), wake.set):
-            begun = time.monotonic()
-            timer = Timer(0.05, act)
-            timer.start()
-            consumer.wait(wake, DEADLINE_S)
-            timer.join()
-            assert time.monotonic() - begun < DEADLINE_S / 2
+        begun = time.monotonic()
+        timer = Timer(0.05, wake.set)
+        timer.start()
+        consumer.wait(wake, DEADLINE_S)
+        timer.join()
+        assert time.monotonic() - begun < DEADLINE_S / 2
+
+
+def test_wait_ends_in_time_for_the_next_check(changelog: SqliteChangelog) -> None:
+    wake = WakeThatTells()
+    with consuming(changelog) as consumer:
+        poll_one(consumer)
+        assert caught_up(consumer)
+        consumer.wait(wake, DEADLINE_S)
+        assert wake.timeout_s == 0.01
+        consumer.wait(wake, 0.005)
+        assert wake.timeout_s == 0.005
+
+
+def test_checks_for_polls_take_a_fortieth_of_a_core(
+    changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check that takes ten milliseconds is made every 400, also by those who wait."""
+    monkeypatch.setattr(sqlite_consumer, "_PAUSE_BY_CHECK", PAUSE_BY_CHECK)
+    now, worked_s, wake = 1_000.0, 0.0, WakeThatTells()
+
+    def thread_time() -> float:
+        nonlocal worked_s
+        worked_s += 0.01
+        return worked_s
+
+    monkeypatch.setattr("forebay_changelog.sqlite.consumer.boot_ms", lambda: now)
+    monkeypatch.setattr("forebay_changelog.sqlite.consumer.time.thread_time", thread_time)
+    with consuming(changelog) as consumer:
+        poll_one(consumer)
+        append(changelog, ZERO, "a=1", 0)
+        assert list(consumer.poll(10)) == []
+        consumer.wait(wake, DEADLINE_S)
+        assert wake.timeout_s == pytest.approx(0.39)
+        now += 389.0
+        assert list(consumer.poll(10)) == []
+        now += 2.0
         assert pairs(poll_one(consumer)) == [(0, b"a", b"1")]
+        append(changelog, ZERO, "b=1", 1)
+        # Who asks what is current decides how often.
+        assert consumer.current()[1] == []
+        assert pairs(poll_one(consumer)) == [(1, b"b", b"1")]
 
 
 def test_write_seen_by_current_is_not_waited_for(changelog: SqliteChangelog) -> None:
     """A write that `current()` noticed ends the next wait at once."""
+    wake = WakeThatTells()
     with consuming(changelog) as consumer:
         poll_one(consumer)
         assert caught_up(consumer)
         append(changelog, ZERO, "a=1", 0)
         assert consumer.current()[1] == []
-        begun = time.monotonic()
-        consumer.wait(Wake(), DEADLINE_S)
-        assert time.monotonic() - begun < DEADLINE_S / 2
-
-
-@pytest.mark.parametrize("refused", ["__init__", "watch"])
-def test_without_inotify_all_logs_are_polled(
-    changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: str
-) -> None:
-    """A warning names the kernel's setting that would help."""
-
-    def refuse(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(FileEvents, refused, refuse)
-    with consuming(changelog) as consumer:
-        poll_one(consumer)
-        assert "fs.inotify" in caplog.text
-        for batch_id in range(3):
-            append(changelog, ZERO, f"a={batch_id}", batch_id)
-            assert pairs(poll_one(consumer)) == [(batch_id, b"a", b"%d" % batch_id)]
-        assert caught_up(consumer)
-        append(changelog, ZERO, "a=3", 3)
-        assert consumer.current()[1] == []
-
-
-def test_what_the_kernel_does_not_report_is_found_by_looking(
-    changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    """Each watch is on a directory in which nothing happens, as on a file system that others write to."""
-    quiet = tmp_path / "quiet"
-    quiet.mkdir()
-    watch = FileEvents.watch
-    monkeypatch.setattr(FileEvents, "watch", lambda events, _: watch(events, str(quiet)))
-    with consuming(changelog) as consumer:
-        poll_one(consumer)
-        assert caught_up(consumer)
-        for batch_id in range(2):
-            append(changelog, ZERO, f"a={batch_id}", batch_id)
-            assert consumer.current()[1] == []
-            assert pairs(poll_one(consumer)) == [(batch_id, b"a", b"%d" % batch_id)]
-            assert caught_up(consumer)
-        assert list(consumer.notices({})[ZERO]) == ["writes-unreported"]
-    assert caplog.text.count("did not report a write") == 1
+        consumer.wait(wake, DEADLINE_S)
+        assert wake.timeout_s is None
 
 
 def test_a_time_is_claimed_only_from_before_the_check(
@@ -357,28 +348,6 @@ def test_a_time_is_claimed_only_from_before_the_check(
         assert claimed <= min(checked_boot_ms)
 
 
-@pytest.mark.parametrize("refused", ["__init__", "watch"])
-def test_once_the_kernel_tells_again_it_is_heeded(
-    changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: str
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(24, "Too many open files" if refused == "__init__" else "No space left on device")
-
-    monkeypatch.setattr("forebay_changelog.sqlite.consumer._NEXT_EVENTS_MS", 0.0)
-    monkeypatch.setattr("forebay_changelog.sqlite.consumer._NO_MORE_WATCHES", {24})
-    with consuming(changelog) as consumer:
-        with monkeypatch.context() as limited:
-            limited.setattr(FileEvents, refused, refuse)
-            for _ in range(3):
-                list(consumer.poll(1000))
-        assert caplog.text.count("fs.inotify") == 1
-        poll_one(consumer)
-        assert caught_up(consumer)
-        append(changelog, ZERO, "a=1", 0)
-        assert pairs(poll_one(consumer)) == [(0, b"a", b"1")]
-        assert caught_up(consumer)
-
-
 def test_partitions_are_read_side_by_side_until_unassigned(changelog: SqliteChangelog) -> None:
     append(changelog, ZERO, "a=1", 0)
     append(changelog, ONE, "b=1 c=1", 0)
@@ -387,9 +356,11 @@ def test_partitions_are_read_side_by_side_until_unassigned(changelog: SqliteChan
         batches = {batch.topic_partition: pairs(batch) for batch in consumer.poll(10)}
         assert batches == {ZERO: [(0, b"a", b"1")], ONE: [(1, b"c", b"1")]}
         consumer.unassign(ZERO)
+        append(changelog, ZERO, "a=2", 1)
+        append(changelog, ONE, "d=1", 1)
         assert [batch.topic_partition for batch in consumer.poll(10)] == [ONE]
         consumer.assign(ONE, 0)
-        assert pairs(poll_one(consumer)) == [(0, b"b", b"1"), (1, b"c", b"1")]
+        assert pairs(poll_one(consumer)) == [(0, b"b", b"1"), (1, b"c", b"1"), (2, b"d", b"1")]
 
 
 def test_a_partition_unassigned_between_two_batches_is_not_read(changelog: SqliteChangelog) -> None:
@@ -411,7 +382,7 @@ def test_unreadable_partition_leaves_others_readable(changelog: SqliteChangelog)
         assert [batch.topic_partition for batch in consumer.poll(10)] == [ZERO]
         assert {tp.topic for tp in consumer.failures()} == {"late", "broken"}
         changelog.ensure_topic("late", 1)
-        assert {batch.topic_partition.topic for batch in consumer.poll(10)} == {"t", "late"}
+        assert [batch.topic_partition.topic for batch in consumer.poll(10)] == ["late"]
         [(failed, failure)] = consumer.failures().items()
         assert failed.topic == "broken"
         assert "broken/0.db cannot be read: file is not a database" in failure.reason
@@ -617,24 +588,66 @@ def test_open_consumer_notices_a_recreated_log(changelog: SqliteChangelog) -> No
 
 
 def test_open_consumer_notices_a_replaced_directory(
-    changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
+    changelog: SqliteChangelog,
 ) -> None:
-    """A changelog directory that was moved aside for another is noticed within seconds."""
-    now = 0.0
-    monkeypatch.setattr("forebay_changelog.sqlite.consumer.boot_ms", lambda: now)
+    """A changelog directory that was moved aside for another is noticed by the next check."""
     with consuming(changelog) as consumer:
         before = poll_one(consumer)
         assert caught_up(consumer)
         changelog.directory.rename(changelog.directory.with_name("aside"))
         another = SqliteChangelog(changelog.directory)
         another.ensure_topic("t", 2)
-        now += 5001.0
+        assert consumer.current()[1] == []
         assert poll_one(consumer).identity == another.identity("t") != before.identity
         consumer.assign(ZERO, 0)
         assert caught_up(consumer)
         append(another, ZERO, "a=1", 0)
         assert consumer.current()[1] == []
         assert pairs(poll_one(consumer)) == [(0, b"a", b"1")]
+
+
+def test_replaced_log_is_noticed_in_a_directory_at_rest(
+    changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are looked at one by one only if something happened in it, and now and then."""
+    with consuming(changelog) as consumer:
+        poll_one(consumer)
+        at_rest_ms(monkeypatch)
+        assert caught_up(consumer)
+        with monkeypatch.context() as at_rest:
+            at_rest.delattr(sqlite_consumer._Assigned, "has_its_files")
+            assert caught_up(consumer)
+        path = Path(changelog.path(ZERO))
+        other = path.with_suffix(".other")
+        other.write_bytes(path.read_bytes())
+        other.replace(path)
+        assert consumer.current()[1] == []
+
+
+def at_rest_ms(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Has directories be at rest, and time since boot stand still: at this number of milliseconds."""
+    later_ns, now_ms = time.time_ns() + 3_600_000_000_000, [60_000.0]
+    monkeypatch.setattr("forebay_changelog.sqlite.consumer.time.time_ns", lambda: later_ns)
+    monkeypatch.setattr("forebay_changelog.sqlite.consumer.boot_ms", lambda: now_ms[0])
+    return now_ms
+
+
+def test_replaced_log_is_noticed_where_a_link_leads(
+    changelog: SqliteChangelog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing happens in the directory of the link."""
+    path, elsewhere = Path(changelog.path(ZERO)), tmp_path / "elsewhere.db"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    with consuming(changelog) as consumer:
+        poll_one(consumer)
+        now_ms = at_rest_ms(monkeypatch)
+        assert caught_up(consumer)
+        other = elsewhere.with_suffix(".other")
+        other.write_bytes(elsewhere.read_bytes())
+        other.replace(elsewhere)
+        now_ms[0] += 5_000
+        assert consumer.current()[1] == []
 
 
 def test_open_consumer_reads_the_log_after_a_deleted_one(
@@ -663,20 +676,6 @@ def test_open_consumer_survives_a_brief_directory_move(changelog: SqliteChangelo
         append(changelog, ZERO, "a=1", 0)
         assert consumer.current()[1] == []
         assert pairs(poll_one(consumer)) == [(0, b"a", b"1")]
-
-
-def test_idle_log_is_rechecked_without_rereading(
-    changelog: SqliteChangelog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-    monkeypatch.setattr("forebay_changelog.sqlite.consumer.boot_ms", lambda: now)
-    append(changelog, ZERO, "a=1", 0)
-    with consuming(changelog) as consumer:
-        assert len(poll_one(consumer).records) == 1
-        assert caught_up(consumer)
-        for _ in range(3):
-            now += 5001.0
-            assert poll_one(consumer).records == []
 
 
 @pytest.mark.parametrize("file_system", ["nfs4", "cifs", "fuse.sshfs", "ceph", "virtiofs", "9p", "fuse.mount-s3"])

@@ -19,6 +19,12 @@ def none_let(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlowOpener, "let", threading.Semaphore(0))
 
 
+@pytest.fixture(autouse=True)
+def unpaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every poll of a SQLite log checks whether it was written to."""
+    monkeypatch.setattr("forebay_changelog.sqlite.consumer._PAUSE_BY_CHECK", 0)
+
+
 @pytest.fixture
 def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Lets both clocks go on by some milliseconds."""

@@ -375,9 +375,9 @@ def test_a_log_that_ends_before_the_position_is_noticed(log):
 
 def test_repartitioned_log_makes_misses_worthless(log, caplog):
     """A restart knows it too, until the topology has the new count."""
-    log.append((b"k", b"1"))
     follower = Follower(log.changelog)
     for partitions, worthless in ((1, False), (2, True)):
+        log.append((b"k", b"1"))
         for batch in follower.applier._consumer.poll(10):
             follower.applier.apply(follower.replica, batch._replace(partitions=partitions))
         assert follower.replica.view.repartitioned is worthless

@@ -102,7 +102,7 @@ _RULES = (
     ),
 )
 _SEE_TROUBLESHOOTING = "docs/troubleshooting.md describes the remedy for each cause."
-_MINOR = {"topic-keeps-expired", "entries-unproven", "log-without-epochs", "transaction-open", "writes-unreported"}
+_MINOR = {"topic-keeps-expired", "entries-unproven", "log-without-epochs", "transaction-open"}
 _MAX_SILENT = 8
 _MAX_NAMED = 5
 
