@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQueryManager
 from forebay.errors import ForebayError, SinkError
 from forebay.logs import LogThrottle
 from forebay_spark.plan import complete_mode, holds_records_back
-from forebay_spark.store_writer import QUERY_RUNS, QueryRun, beat_run, query_run
+from forebay_spark.store_writer import QUERY_RUNS, QueryRun, beat_run
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +59,7 @@ class HeartbeatListener:
 
     def onQueryStarted(self, event: Any) -> None:
         """Spark calls this before it asks the sources for their offsets."""
-        run = query_run(str(event.id()), str(event.runId()))
-        run.started_ms = epoch_ms_of(event.timestamp())
+        _STARTED[str(event.id())] = {str(event.runId()): epoch_ms_of(event.timestamp())}
 
     def onQueryProgress(self, event: Any) -> None:
         """After a batch."""
@@ -130,6 +129,8 @@ def epoch_ms_of(timestamp: str) -> int:
     return int(datetime.fromisoformat(timestamp).timestamp() * 1000)
 
 
+_STARTED: dict[str, dict[str, int]] = {}
+"""By query and its newest run, when that was started, before it asked its sources for anything."""
 _LISTENING: set[str] = set()
 """The sessions that have a listener, by their own ids: Python has several objects for a session."""
 _LOCK = threading.Lock()
@@ -157,7 +158,7 @@ def follow(run: QueryRun, execution: Any) -> None:
     listen_to(execution.sparkSession())
     run.holds_records_back = holds_records_back(execution.analyzedPlan())
     if execution.trigger().toString() == "AvailableNowTrigger":
-        run.as_of_limit_ms = run.started_ms
+        run.as_of_limit_ms = _STARTED.get(run.query_id, {}).get(run.run_id, -1)
     run.is_followed = True
 
 

@@ -32,12 +32,10 @@ class QueryRun:
 
     query_id: str
     run_id: str
-    started_ms: int = -1
-    """When it was started, before it asked its sources for anything; negative if that is not known."""
     is_followed: bool = False
     """Whether it has heartbeats, and what is below is known of it."""
     as_of_limit_ms: int | None = None
-    """When it was started, if it asks its sources for their offsets only then."""
+    """When it was started, if it asks its sources for their offsets only then; negative if that is not known."""
     holds_records_back: bool = False
     """Whether it may be idle although its sources have something new."""
     writers: dict[Output, StoreWriter] = field(default_factory=dict)

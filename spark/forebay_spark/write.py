@@ -58,7 +58,10 @@ def attempt(session: SparkSession, writer: StoreWriter, batch_id: int) -> Iterat
         if not run.is_followed:
             # Those of all sessions: a batch's own is a copy of the one that its query was started in.
             queries = session._jsparkSession.sharedState().activeStreamingQueries()
-            follow(run, queries.get(jvm.java.util.UUID.fromString(run.query_id)))
+            execution = queries.get(jvm.java.util.UUID.fromString(run.query_id))
+            if execution is None:
+                raise SinkError(f"{store}: its query has ended; write batches while foreachBatch has them.")
+            follow(run, execution)
         if run.written.get(writer.output) == batch_id:
             raise SinkError(
                 f"{store}: batch {batch_id} was already written under the writer {writer.name!r}, and two writes "

@@ -696,6 +696,24 @@ def test_restarted_query_beats_through_its_new_sink_only(spark, sink, tmp_path):
         again.stop()
 
 
+def test_an_idle_query_that_is_started_again_beats_on(spark, sink, tmp_path):
+    """Nothing tells that it writes the store until it has a batch."""
+    source = Source(spark, tmp_path / "in", "k string, n int")
+    source.add({"k": "a", "n": 1})
+    writer = source.df.writeStream.foreachBatch(
+        lambda batch, batch_id: sink.write_batch(batch, batch_id, "latest", key="k")
+    ).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.start()
+    wait_until(lambda: as_ofs(sink), "an idle heartbeat", 60)
+    query.stop()
+    again = writer.start()
+    try:
+        said = len(as_ofs(sink))
+        wait_until(lambda: len(as_ofs(sink)) > said + 2, "more of them")
+    finally:
+        again.stop()
+
+
 def test_version_without_valid_from_is_refused(spark, sink, tmp_path):
     source = Source(spark, tmp_path / "in", "k string, at timestamp, price int")
     source.add({"k": "a", "at": None, "price": 1})
