@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.support.cluster import ONE_PARTITION, Cluster, running_cluster
+from tests.support.cluster import ONE_PARTITION, Cluster, running_cluster, wait_until
 
 pytestmark = pytest.mark.chaos
 
@@ -29,6 +29,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, 
         cluster.start_workers(2)
         router = cluster.start_router()
         cluster.wait_settled(router)
+        # A poll that a busy machine delays hides a worker for a moment.
+        wait_until(lambda: cluster.active_for(router, "counts", "k"), "the active")
         active = cluster.active_for(router, "counts", "k")
         assert active is not None
         yield cluster, router, active
