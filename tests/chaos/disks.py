@@ -60,9 +60,17 @@ class Disk:
         self._failing.close()
 
 
+def found_below(directory: Path, pattern: str) -> list[Path]:
+    """What matches a pattern below a directory, in order."""
+    while True:
+        # A worker may remove a store meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(directory.glob(pattern))
+
+
 def cool(directory: Path) -> None:
     """Have the machine keep nothing in memory of the files below a directory."""
-    for path in directory.glob("**/*.sst"):
+    for path in found_below(directory, "**/*.sst"):
         # RocksDB may remove it meanwhile.
         with contextlib.suppress(OSError), path.open("rb") as file:
             os.fsync(file.fileno())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from forebay.clock import boot_ms
 from tests.chaos.deployment import Deployment
-from tests.chaos.disks import cool
+from tests.chaos.disks import cool, found_below
 from tests.chaos.history import Finding
 from tests.chaos.log_faults import Injury, overwrite
 from tests.chaos.node import Node
@@ -240,7 +240,7 @@ def _wipe(state_dir: Path) -> None:
 
 def _damage_files(state_dir: Path, pattern: str, chooser: random.Random) -> None:
     """Overwrite a part of half of the files that match."""
-    files = sorted(path for path in state_dir.glob(pattern) if ".set-aside" not in path.parts)
+    files = [path for path in found_below(state_dir, pattern) if ".set-aside" not in path.parts]
     for path in chooser.sample(files, (len(files) + 1) // 2):
         # Its disk may be read-only meanwhile.
         with contextlib.suppress(OSError):
@@ -252,7 +252,7 @@ def _places_of_stores(deployment: Deployment) -> dict[tuple[int, int], str]:
     found: dict[tuple[int, int], str] = {}
     for node in list(deployment.workers.values()):
         assert node.state_dir is not None
-        for path in node.state_dir.glob("**/rocksdb/*"):
+        for path in found_below(node.state_dir, "**/rocksdb/*"):
             with contextlib.suppress(OSError):
                 status = path.stat()
                 found[status.st_dev, status.st_ino] = str(path)
