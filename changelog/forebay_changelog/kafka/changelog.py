@@ -127,10 +127,11 @@ class KafkaChangelog:
 
     def append_deletions(self, topic_partition: TopicPartition, keys: Sequence[tuple[bytes, int]]) -> int:
         try:
-            return append_deletions(self.kafka, *topic_partition, keys)[1]
+            _, next_offset = append_deletions(self.kafka, *topic_partition, keys)
         except KafkaException as error:
             why = error.args[0].str()
             raise ChangelogError(f"Nothing could be deleted from {topic_partition}: {why}.") from None
+        return next_offset
 
     def ensure_group(self, application_id: str) -> str:
         """Create the topic of a worker group's assignments unless it is there; returns its name."""

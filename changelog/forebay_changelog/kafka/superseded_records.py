@@ -47,7 +47,8 @@ def append_tombstones(url: KafkaUrl, topic: str, partition: int) -> int:
                 )
                 scratch.execute("COMMIT")
         superseded = ((with_order(*row), 0) for row in scratch.execute(_SUPERSEDED))
-        return append_deletions(url, topic, partition, superseded)[0]
+        count, _ = append_deletions(url, topic, partition, superseded)
+        return count
 
 
 def _row(message: Message) -> tuple[bytes, int, bool] | None:
